@@ -1,0 +1,1 @@
+"""What Tsukimi's services share, in layers: protocol <- core <- {io, dataplane, engine}."""

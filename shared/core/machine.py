@@ -1,0 +1,37 @@
+"""What a role's decisions look like: events in, commands out, time as an argument.
+
+The live driver (io.driver) and the simulator feed the very same machines. Events and commands are frozen msgspec
+structs, so a recorded run can be replayed and must give identical commands.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+
+Ask = int
+"""A question that a shell is waiting to have answered; opaque to machines, echoed in the reply command."""
+
+
+class Event(Struct, frozen=True, tag=True):
+    """Something that happened. Named in the past tense."""
+
+
+class Command(Struct, frozen=True, tag=True):
+    """Something to do. Named in the imperative. One that runs ends in an event, failures included."""
+
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class Machine(Protocol[E_contra]):
+    """One role's state. `handle` alone mutates it."""
+
+    def handle(self, event: E_contra, now: float) -> list[Any]:
+        """Commands in the order to carry out. `now` never decreases. Unknown ids are ignored, repeats harmless."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError, saying what is wrong, if a conservation law of the state does not hold."""
+        ...

@@ -1,0 +1,167 @@
+"""What services may ask of the data plane. Implementations: dataplane.endpoint over dataplane.transports.
+
+Data moves in layer slices (protocol.model.KVLayout). Every slice carries an xxh3-64 checksum that the receiver verifies;
+a block's checksum is xxh3-64 over its slices' checksums (little-endian u64, layer order), kept with the block in the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from shared.protocol.ids import BlockKey, LandingId, NodeRef
+from shared.protocol.model import KVLayout
+
+
+class PageStore(Protocol):
+    """Memory that holds blocks: an engine's KV pages or a cache node's arena. Backed by a memfd, so that a process on
+    the same host can be handed it by descriptor; nothing of it ever appears in a file system."""
+
+    layout: KVLayout
+    pages: int
+
+    def slice(self, page: int, layer: int) -> memoryview:
+        """Writable bytes of one layer of one page, `layout.slice_bytes` long, contiguous."""
+        ...
+
+
+class LandingCommit(Struct, frozen=True):
+    """A writer's last word on a landing. `info` is the writer's own message to the receiver (msgpack)."""
+
+    landing: LandingId
+    ok: bool
+    info: bytes = b""
+    error: str = ""
+    """Why not ok: which block is missing or corrupt, or that the writer's connection was lost."""
+
+
+class LandingStats(Struct, frozen=True):
+    slices: int
+    bytes: int
+    first_slice_at: float
+    """time.monotonic() when the first slice had arrived (same-host comparisons only)."""
+
+
+class FetchResult(Struct, frozen=True):
+    """blocks: contiguous verified blocks from the first key on."""
+
+    blocks: int
+    bytes: int = 0
+    error: str = ""
+
+
+class CommitReply(Struct, frozen=True):
+    ok: bool
+    error: str = ""
+
+
+class PutGrant(Struct, frozen=True):
+    """A cache node's answer to a put: which of the keys it wants (indices), under which landing, into which pages."""
+
+    landing: LandingId
+    wanted: tuple[int, ...]
+    pages: tuple[int, ...] = ()
+
+
+class ReadGrant(Struct, frozen=True):
+    """Pages, pinned under a lease, of the longest run of keys held from the first on, with block checksums."""
+
+    lease: int
+    pages: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+class PoolBackend(Protocol):
+    """What makes an endpoint serve a pool. Called on the event loop's thread; all idempotent."""
+
+    def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant: ...
+
+    def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
+        """checksums: index among `wanted` -> block checksum, only of blocks that arrived whole and verified.
+        Publishes them; returns how many were stored (0 for an unknown or expired landing)."""
+        ...
+
+    def abort_put(self, landing: LandingId) -> None:
+        """Called once no thread writes into its pages any more."""
+        ...
+
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant: ...
+
+    def close_read(self, lease: int) -> None: ...
+
+
+class WriteStream(Protocol):
+    """Layer slices to one landing. Thread-safe for one writer thread at a time."""
+
+    def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """Queue one layer of blocks, (index in the landing, own page) each. Returns at once unless the bounded queue
+        is full, then waits. The pages must stay as they are until commit or abort has returned. Never raises on a lost
+        peer: commit tells."""
+        ...
+
+    async def commit(self, blocks: int, info: bytes = b"") -> CommitReply:
+        """Everything is sent; returns the receiver's verdict. A lost peer or refused landing is ok=False."""
+        ...
+
+    async def abort(self) -> None:
+        """Returns once no thread reads the pages any more."""
+        ...
+
+
+class PutStream(WriteStream, Protocol):
+    wanted: frozenset[int]
+    """Indices among the offered keys that the pool lacks; writes of others are dropped."""
+
+
+class DataPlane(Protocol):
+    """One per process: receives into and serves from one PageStore, and talks to peers."""
+
+    @property
+    def ref(self) -> NodeRef:
+        """Own addresses, after start."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """Idempotent. Ends threads, sockets and mappings."""
+        ...
+
+    def open_landing(
+        self, landing: LandingId, pages: Sequence[int], on_commit: Callable[[LandingCommit], None]
+    ) -> None:
+        """Accept slices for `landing` straight into pages. on_commit is called once, on the loop's thread, when the
+        writer commits (ok only if every slice of every block arrived and verified) or its connection is lost."""
+        ...
+
+    async def close_landing(self, landing: LandingId) -> None:
+        """Fence: later slices for it are refused, and on return no thread writes into its pages. Idempotent."""
+        ...
+
+    def landing_stats(self, landing: LandingId) -> LandingStats | None: ...
+
+    def serve_pool(self, backend: PoolBackend) -> None: ...
+
+    async def fetch(
+        self, source: NodeRef, namespace: bytes, keys: Sequence[BlockKey], pages: Sequence[int]
+    ) -> FetchResult:
+        """Pull blocks from a pool into own pages, verified. Never raises on a lost or refusing peer: blocks=0 and why."""
+        ...
+
+    def open_write(self, target: NodeRef, landing: LandingId) -> WriteStream:
+        """Returns at once; connects in the background. The transport (shm on the same host, else tcp) is chosen here."""
+        ...
+
+    async def open_put(self, target: NodeRef, namespace: bytes, keys: Sequence[BlockKey]) -> PutStream:
+        """Raises Unavailable if the peer cannot be reached, Refused on another layout."""
+        ...
+
+    def forget(self, node: str, keep_incarnation: str = "") -> None:
+        """Drop cached connections to lives of `node` other than keep_incarnation."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """bytes_sent, bytes_received, slices_sent, slices_received, blocks_corrupt, stale_writes_refused, ... (monotonic)."""
+        ...

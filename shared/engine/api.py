@@ -1,0 +1,49 @@
+"""What a service may ask of an engine, whatever computes inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from shared.core.steps import SequenceResult, SequenceStep
+from shared.dataplane.api import PageStore
+from shared.protocol.model import ModelSpec
+
+
+class EngineConfig(Struct, frozen=True):
+    model: str
+    """`toy`, an alias, a Hugging Face folder, or a hub id."""
+    dtype: str = "auto"
+    """auto: bfloat16 where the CPU computes it natively or on a GPU, else float32."""
+    block_tokens: int = 16
+    kv_bytes: int = 1 << 30
+    """Memory for KV pages; touched at start."""
+    threads: int = 0
+    """0: torch's default."""
+    salt: str = ""
+    """Separates namespaces, e.g. of tenants."""
+    backend: str = "auto"
+    """Attention backend: auto, cpu, flashinfer."""
+
+
+class Engine(Protocol):
+    """One model on one device with its KV pages. Not thread-safe: one `run` at a time, in any one thread."""
+
+    spec: ModelSpec
+    store: PageStore
+
+    def run(
+        self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
+    ) -> list[SequenceResult]:
+        """Run one step over the batch; results in order. Blocks the calling thread.
+
+        Before it goes on to the next layer it calls on_layer(i): by then layer i's K and V of all the step's tokens are in
+        the pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
+        (bit-equal for the toy engine; up to floating-point rounding of the logits for models).
+        A sequence that alone goes wrong gets `error`; anything that raises means the whole step is void.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Shells: bus (NATS and in-process), driver, service runner, config, logging, metrics."""

@@ -1,0 +1,51 @@
+"""The control bus as services see it. Implementations: io.nats_bus (real), io.memory_bus (in-process, for tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+AsyncHandler = Callable[[Any], Awaitable[Any]]
+"""Gets a decoded message. What it returns (a Struct) is the reply; a raised TsukimiError is sent as WireError."""
+OrderedHandler = Callable[[Any], None]
+
+
+class Subscription(Protocol):
+    async def unsubscribe(self) -> None: ...
+
+
+class Bus(Protocol):
+    @property
+    def max_payload_bytes(self) -> int: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def publish(self, subject: str, message: Any) -> None:
+        """Encode and send. Raises TooLarge (naming both sizes) over max_payload. While disconnected: buffered, bounded;
+        a full buffer raises Overloaded."""
+        ...
+
+    async def request(self, subject: str, message: Any, reply: Any, timeout_s: float) -> Any:
+        """One reply decoded as `reply`. Raises what a WireError reply says; Unavailable within milliseconds when nobody
+        listens or the connection is down; DeadlineExceeded after timeout_s; TooLarge."""
+        ...
+
+    async def subscribe(self, subject: str, type_: Any, handler: AsyncHandler, *, queue: str = "") -> Subscription:
+        """Run the handler for every message in a bounded task group: a slow one delays no other. When the group is full,
+        requests are answered Overloaded at once. A message that does not decode is answered Invalid, logged, dropped."""
+        ...
+
+    async def subscribe_ordered(self, subject: str, type_: Any, handler: OrderedHandler) -> Subscription:
+        """Call the (non-blocking, synchronous) handler for every message in the order of arrival."""
+        ...
+
+    def on_connection(self, callback: Callable[[bool], None]) -> None:
+        """Called with False when the connection is lost and True when it is back and re-subscribed."""
+        ...
+
+    async def flush(self) -> None: ...
+
+    async def close(self) -> None:
+        """Stop taking messages, let running handlers finish and their replies go out, then disconnect."""
+        ...

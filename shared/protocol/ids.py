@@ -1,0 +1,61 @@
+"""Names of things.
+
+Every process start has an incarnation, every try of a request an attempt: whatever is in flight carries both, so
+that what an earlier life or an earlier try left behind is recognised and fenced off.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal
+
+from msgspec import Struct
+
+NodeId = str
+"""A service instance's configured name, e.g. `decode-0`. Survives restarts."""
+
+Incarnation = str
+"""One process start of a node; 16 hex digits, random."""
+
+RequestId = str
+"""One client request; a UUID."""
+
+AttemptId = str
+"""One try at one choice of a request: `<request>/<choice>/<attempt>`. Minted once, never reused."""
+
+BlockKey = bytes
+"""16 bytes: blake2b-128 over parent key and token ids, rooted in a namespace digest (see core.blocks)."""
+
+LandingId = bytes
+"""16 bytes naming room reserved at a receiver; a writer that does not know a live one cannot write."""
+
+Role = Literal["gateway", "conductor", "prefill", "decode", "cache"]
+
+
+class NodeRef(Struct, frozen=True):
+    """One life of a node and where its data plane listens."""
+
+    node: NodeId
+    incarnation: Incarnation
+    tcp: str = ""
+    """`host:port` of its TCP data plane; empty if it has none."""
+    shm: str = ""
+    """Name of its abstract unix socket for same-host shared-memory transfers; empty if it has none."""
+    host: str = ""
+    """Which machine it is on; equal hosts may use shared memory."""
+
+
+def new_incarnation() -> Incarnation:
+    return uuid.uuid4().hex[:16]
+
+
+def new_request_id() -> RequestId:
+    return str(uuid.uuid4())
+
+
+def attempt_id(request: RequestId, choice: int, attempt: int) -> AttemptId:
+    return f"{request}/{choice}/{attempt}"
+
+
+def request_of(attempt: AttemptId) -> RequestId:
+    return attempt.split("/", 1)[0]
