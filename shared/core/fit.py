@@ -1,0 +1,119 @@
+"""A small robust online regression: seconds = sum of weight[i] * feature[i], weights >= 0.
+
+Least squares of relative errors with forgetting, pulled weakly towards the prior's shape, so that directions
+the samples never excite (no long prompt seen yet) keep the prior's proportions at the measured scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+MIN_SAMPLES = 4
+"""Fewer tell nothing: the prior stands."""
+RECENT = 8
+"""Samples kept to see that the model as a whole is off."""
+OFF = 2.0
+"""Factor by which all recent measurements must miss on the same side to make the fit start anew."""
+FORGET = 0.99
+PULL = 0.05
+"""Weight of the prior's shape, in samples."""
+
+
+class LinearFit:
+    """Weights over few features. Deterministic and O(features^3) a sample."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        if not any(w > 0.0 for w in prior) or any(w < 0.0 for w in prior):
+            raise ValueError("a prior needs weights >= 0, one of them > 0")
+        self._prior = tuple(prior)
+        self._weights = tuple(prior)
+        self._recent: list[tuple[tuple[float, ...], float]] = []
+        self.samples = 0
+        self._restart(1.0)
+
+    def weights(self) -> tuple[float, ...]:
+        return self._weights
+
+    def predict(self, features: Sequence[float]) -> float:
+        return sum(w * x for w, x in zip(self._weights, features, strict=True))
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """Ignored: a sample without time, or one whose features all weigh nothing."""
+        if not 0.0 < seconds < math.inf or self._shape(features) <= 0.0:
+            return
+        self.samples += 1
+        self._recent.append((tuple(features), seconds))
+        del self._recent[:-RECENT]
+        if self.samples < MIN_SAMPLES:
+            return
+        if self.samples == MIN_SAMPLES or self._is_off():
+            self._restart(median(s / self._shape(f) for f, s in self._recent))
+            for f, s in self._recent:
+                self._add(f, s)
+        else:
+            self._add(features, seconds)
+        self._weights = self._solved()
+
+    def _shape(self, features: Sequence[float]) -> float:
+        """What the prior says."""
+        return sum(w * x for w, x in zip(self._prior, features, strict=True))
+
+    def _is_off(self) -> bool:
+        """All recent samples lie far on the same side: not outliers, the model is wrong."""
+        if len(self._recent) < RECENT:
+            return False
+        ratios = [s / p if (p := self.predict(f)) > 0.0 else math.inf for f, s in self._recent]
+        return min(ratios) >= OFF or max(ratios) <= 1 / OFF
+
+    def _restart(self, scale: float) -> None:
+        n = len(self._prior)
+        self._weights = tuple(w * scale for w in self._prior)
+        self._scale = scale
+        self._gram = [[0.0] * n for _ in range(n)]
+        self._moment = [0.0] * n
+
+    def _add(self, features: Sequence[float], seconds: float) -> None:
+        """One sample into the decayed normal equations, as multiples of the scaled prior.
+
+        Errors are taken relative to what was measured: a stall, however long, then counts as one at most.
+        """
+        z = [w * self._scale * x / seconds for w, x in zip(self._prior, features, strict=True)]
+        for i, zi in enumerate(z):
+            row = self._gram[i]
+            self._moment[i] = self._moment[i] * FORGET + zi
+            for j, zj in enumerate(z):
+                row[j] = row[j] * FORGET + zi * zj
+
+    def _solved(self) -> tuple[float, ...]:
+        """Non-negative weights: solve, drop the most negative multiple, solve again."""
+        active = [i for i, w in enumerate(self._prior) if w > 0.0]
+        multiples = [0.0] * len(self._prior)
+        while active:
+            found = _solve(
+                [[self._gram[i][j] + (PULL if i == j else 0.0) for j in active] for i in active],
+                [self._moment[i] + PULL for i in active],
+            )
+            worst = min(range(len(active)), key=found.__getitem__)
+            if found[worst] >= 0.0:
+                for i, m in zip(active, found, strict=True):
+                    multiples[i] = m
+                break
+            del active[worst]
+        return tuple(w * self._scale * m for w, m in zip(self._prior, multiples, strict=True))
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination for a small symmetric positive definite system."""
+    n = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(n)]
+    for i in range(n):
+        for k in range(i + 1, n):
+            factor = rows[k][i] / rows[i][i]
+            for j in range(i, n + 1):
+                rows[k][j] -= factor * rows[i][j]
+    out = [0.0] * n
+    for i in reversed(range(n)):
+        out[i] = (rows[i][n] - sum(rows[i][j] * out[j] for j in range(i + 1, n))) / rows[i][i]
+    return out
