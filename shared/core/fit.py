@@ -17,8 +17,10 @@ RECENT = 8
 OFF = 2.0
 """Factor by which all recent measurements must miss on the same side to make the fit start anew."""
 FORGET = 0.99
-PULL = 0.05
-"""Weight of the prior's shape, in samples."""
+PULL = 1e-5
+"""Weight of the prior's shape: just enough to decide what the samples leave open."""
+TOO_FAST = 10.0
+"""A sample counts as at most this factor faster than the scaled prior."""
 
 
 class LinearFit:
@@ -79,6 +81,7 @@ class LinearFit:
 
         Errors are taken relative to what was measured: a stall, however long, then counts as one at most.
         """
+        seconds = max(seconds, self._scale * self._shape(features) / TOO_FAST)
         z = [w * self._scale * x / seconds for w, x in zip(self._prior, features, strict=True)]
         for i, zi in enumerate(z):
             row = self._gram[i]
