@@ -1,7 +1,8 @@
 """What services may ask of the data plane. Implementations: dataplane.endpoint over dataplane.transports.
 
-Data moves in layer slices (protocol.model.KVLayout). Every slice carries an xxh3-64 checksum that the receiver verifies;
-a block's checksum is xxh3-64 over its slices' checksums (little-endian u64, layer order), kept with the block in the pool.
+Data moves in layer slices (protocol.model.KVLayout). Every slice carries an xxh3-64 checksum that the
+receiver verifies; a block's checksum is xxh3-64 over its slices' checksums (little-endian u64, layer order),
+kept with the block in the pool.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from shared.protocol.model import KVLayout
 
 
 class PageStore(Protocol):
-    """Memory that holds blocks: an engine's KV pages or a cache node's arena. Backed by a memfd, so that a process on
-    the same host can be handed it by descriptor; nothing of it ever appears in a file system."""
+    """Memory that holds blocks: an engine's KV pages or a cache node's arena. Backed by a memfd, so that a
+    process on the same host can be handed it by descriptor; nothing of it ever appears in a file system."""
 
     layout: KVLayout
     pages: int
@@ -55,10 +56,13 @@ class FetchResult(Struct, frozen=True):
 class CommitReply(Struct, frozen=True):
     ok: bool
     error: str = ""
+    stored: int = 0
+    """Of a put: how many blocks became readable by it."""
 
 
 class PutGrant(Struct, frozen=True):
-    """A cache node's answer to a put: which of the keys it wants (indices), under which landing, into which pages."""
+    """A cache node's answer to a put: which of the keys it wants (indices), under which landing, into which
+    pages."""
 
     landing: LandingId
     wanted: tuple[int, ...]
@@ -66,7 +70,8 @@ class PutGrant(Struct, frozen=True):
 
 
 class ReadGrant(Struct, frozen=True):
-    """Pages, pinned under a lease, of the longest run of keys held from the first on, with block checksums."""
+    """Pages, pinned under a lease, of the longest run of keys held from the first on, with block
+    checksums."""
 
     lease: int
     pages: tuple[int, ...]
@@ -96,9 +101,9 @@ class WriteStream(Protocol):
     """Layer slices to one landing. Thread-safe for one writer thread at a time."""
 
     def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Queue one layer of blocks, (index in the landing, own page) each. Returns at once unless the bounded queue
-        is full, then waits. The pages must stay as they are until commit or abort has returned. Never raises on a lost
-        peer: commit tells."""
+        """Queue one layer of blocks, (index in the landing, own page) each. Returns at once unless the
+        bounded queue is full, then waits. The pages must stay as they are until commit or abort has
+        returned. Never raises on a lost peer: commit tells."""
         ...
 
     async def commit(self, blocks: int, info: bytes = b"") -> CommitReply:
@@ -132,12 +137,14 @@ class DataPlane(Protocol):
     def open_landing(
         self, landing: LandingId, pages: Sequence[int], on_commit: Callable[[LandingCommit], None]
     ) -> None:
-        """Accept slices for `landing` straight into pages. on_commit is called once, on the loop's thread, when the
-        writer commits (ok only if every slice of every block arrived and verified) or its connection is lost."""
+        """Accept slices for `landing` straight into pages. on_commit is called once, on the loop's thread,
+        when the writer commits (ok only if every slice of every block arrived and verified) or its
+        connection is lost."""
         ...
 
     async def close_landing(self, landing: LandingId) -> None:
-        """Fence: later slices for it are refused, and on return no thread writes into its pages. Idempotent."""
+        """Fence: later slices for it are refused, and on return no thread writes into its pages.
+        Idempotent."""
         ...
 
     def landing_stats(self, landing: LandingId) -> LandingStats | None: ...
@@ -147,11 +154,13 @@ class DataPlane(Protocol):
     async def fetch(
         self, source: NodeRef, namespace: bytes, keys: Sequence[BlockKey], pages: Sequence[int]
     ) -> FetchResult:
-        """Pull blocks from a pool into own pages, verified. Never raises on a lost or refusing peer: blocks=0 and why."""
+        """Pull blocks from a pool into own pages, verified. Never raises on a lost or refusing peer:
+        blocks=0 and why."""
         ...
 
     def open_write(self, target: NodeRef, landing: LandingId) -> WriteStream:
-        """Returns at once; connects in the background. The transport (shm on the same host, else tcp) is chosen here."""
+        """Returns at once; connects in the background. The transport (shm on the same host, else tcp) is
+        chosen here."""
         ...
 
     async def open_put(self, target: NodeRef, namespace: bytes, keys: Sequence[BlockKey]) -> PutStream:
@@ -163,5 +172,6 @@ class DataPlane(Protocol):
         ...
 
     def counters(self) -> dict[str, float]:
-        """bytes_sent, bytes_received, slices_sent, slices_received, blocks_corrupt, stale_writes_refused, ... (monotonic)."""
+        """bytes_sent, bytes_received, slices_sent, slices_received, blocks_corrupt, stale_writes_refused,
+        ... (monotonic)."""
         ...
