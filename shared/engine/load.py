@@ -1,0 +1,23 @@
+"""From a configuration to a running engine. torch is imported only when a real model is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.engine.api import Engine, EngineConfig
+from shared.engine.toy import ToyEngine
+
+
+def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
+    """Load the model and touch its KV pages. Blocks; `progress(what, fraction)` is called on the same thread.
+
+    Raises Invalid if the model is not there or cannot be served, naming the reason, before weights are loaded
+    where the configuration alone tells.
+    """
+    if config.model.partition(":")[0] == "toy":
+        engine = ToyEngine(config)
+        progress("ready", 1.0)
+        return engine
+    from shared.engine.model import ModelEngine
+
+    return ModelEngine.load(config, progress)
