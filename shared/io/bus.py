@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 AsyncHandler = Callable[[Any], Awaitable[Any]]
-"""Gets a decoded message. What it returns (a Struct) is the reply; a raised TsukimiError is sent as WireError."""
+"""Gets a decoded message. What it returns is the reply: a Struct, or an async generator of Structs, each of which is sent
+to the reply subject as it comes; None answers an asker with empty bytes. A raised TsukimiError is sent as WireError."""
 OrderedHandler = Callable[[Any], None]
 
 
@@ -21,6 +22,11 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals of what went wrong: messages_undecodable, messages_refused, replies_lost, ..."""
+        ...
+
     async def publish(self, subject: str, message: Any) -> None:
         """Encode and send. Raises TooLarge (naming both sizes) over max_payload. While disconnected: buffered, bounded;
         a full buffer raises Overloaded."""
@@ -31,9 +37,12 @@ class Bus(Protocol):
         listens or the connection is down; DeadlineExceeded after timeout_s; TooLarge."""
         ...
 
-    async def subscribe(self, subject: str, type_: Any, handler: AsyncHandler, *, queue: str = "") -> Subscription:
-        """Run the handler for every message in a bounded task group: a slow one delays no other. When the group is full,
-        requests are answered Overloaded at once. A message that does not decode is answered Invalid, logged, dropped."""
+    async def subscribe(
+        self, subject: str, type_: Any, handler: AsyncHandler, *, queue: str = ""
+    ) -> Subscription:
+        """Run the handler for every message in a task group of this subscription's own, bounded: a slow one delays no
+        other. When the group is full, requests are answered Overloaded at once. A message that does not decode is
+        answered Invalid, logged, dropped. On return (while connected) messages are already coming."""
         ...
 
     async def subscribe_ordered(self, subject: str, type_: Any, handler: OrderedHandler) -> Subscription:

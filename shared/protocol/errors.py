@@ -97,6 +97,7 @@ class WireError(Struct, frozen=True, tag="error"):
 BY_CODE: dict[str, type[TsukimiError]] = {
     c.code: c
     for c in (
-        Invalid, TooLarge, Overloaded, Unavailable, DeadlineExceeded, BlockMissing, BlockCorrupt, Refused, Cancelled, Internal,
+        Invalid, TooLarge, Overloaded, Unavailable, DeadlineExceeded, BlockMissing, BlockCorrupt, Refused,
+        Cancelled, Internal,
     )
 }  # fmt: skip

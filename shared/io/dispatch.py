@@ -1,0 +1,160 @@
+"""The serving side of a bus, the same for every implementation: decode, run handlers within bounds, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import structlog
+from msgspec import Struct
+
+from shared.io.bus import AsyncHandler, OrderedHandler
+from shared.protocol.errors import Internal, Overloaded, TooLarge, TsukimiError, Unavailable
+from shared.protocol.wire import decode, encode
+
+log = structlog.get_logger(__name__)
+
+Respond = Callable[[str, bytes], Awaitable[None]]
+"""Send bytes to a reply subject."""
+
+
+class Inbound(Struct, frozen=True):
+    """A message as it arrived. `reply` is empty when nobody waits for an answer."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+
+
+def too_large(size_bytes: int, max_payload_bytes: int) -> TooLarge:
+    return TooLarge(f"a message of {size_bytes} bytes exceeds max_payload of {max_payload_bytes} bytes")
+
+
+class Dispatcher:
+    """Runs the handlers of one connection. Every subscription has its own bound, so that a flood on one starves none.
+
+    A handler's exception never gets further than here: a TsukimiError goes to the asker as it is, anything else is
+    logged with its traceback and sent as an opaque Internal.
+    """
+
+    def __init__(self, respond: Respond, max_payload_bytes: Callable[[], int], max_handlers: int) -> None:
+        self._respond = respond
+        self._max_payload_bytes = max_payload_bytes
+        self._max_handlers = max_handlers
+        self._running: set[asyncio.Task[None]] = set()
+        self.counters: Counter[str] = Counter()
+
+    def concurrent(self, type_: Any, handler: AsyncHandler) -> Callable[[Inbound], None]:
+        """What takes each message of a subscription and runs the handler beside the others."""
+        own: set[asyncio.Task[None]] = set()
+
+        def take(inbound: Inbound) -> None:
+            if len(own) >= self._max_handlers:
+                self._count("messages_refused", inbound)
+                self._start(
+                    self._answer(
+                        inbound, Overloaded("too many requests at once", retry_after_s=0.1).to_wire()
+                    )
+                )
+                return
+            task = self._start(self._handle(inbound, type_, handler))
+            own.add(task)
+            task.add_done_callback(own.discard)
+
+        return take
+
+    def ordered(self, type_: Any, handler: OrderedHandler) -> Callable[[Inbound], None]:
+        """What takes each message of a subscription and calls the handler at once, in order."""
+
+        def take(inbound: Inbound) -> None:
+            try:
+                message = decode(inbound.data, type_)
+            except TsukimiError as e:
+                self._count("messages_undecodable", inbound, error=str(e))
+                return
+            try:
+                handler(message)
+            except Exception:
+                self.counters["handler_bugs"] += 1
+                log.exception("ordered_handler_failed", subject=inbound.subject)
+
+        return take
+
+    async def drain(self, timeout_s: float) -> None:
+        """Return when all running handlers have ended and answered; those still running at the time-out are cancelled
+        and answer Unavailable."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+        late = list(self._running)
+        for task in late:
+            task.cancel()
+        if late:
+            self.counters["handlers_cancelled"] += len(late)
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _handle(self, inbound: Inbound, type_: Any, handler: AsyncHandler) -> None:
+        try:
+            message = decode(inbound.data, type_)
+        except TsukimiError as e:
+            self._count("messages_undecodable", inbound, error=str(e))
+            await self._answer(inbound, e.to_wire())
+            return
+        try:
+            answer = await handler(message)
+            if isinstance(answer, AsyncGenerator):
+                await self._stream(inbound, answer)
+            else:
+                await self._answer(inbound, answer)
+        except TsukimiError as e:
+            await self._answer(inbound, e.to_wire())
+        except asyncio.CancelledError:
+            await self._answer(inbound, Unavailable("shutting down").to_wire())
+            raise
+        except Exception:
+            self.counters["handler_bugs"] += 1
+            log.exception("handler_failed", subject=inbound.subject)
+            await self._answer(inbound, Internal("internal error").to_wire())
+
+    async def _stream(self, inbound: Inbound, parts: AsyncGenerator[Any, None]) -> None:
+        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole."""
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                if not await self._answer(inbound, part):
+                    return
+
+    async def _answer(self, inbound: Inbound, answer: Any) -> bool:
+        """Send an answer, if one is waited for; was it sent? One over max_payload becomes a TooLarge error."""
+        if not inbound.reply:
+            return False
+        data = b"" if answer is None else encode(answer)
+        if len(data) > self._max_payload_bytes():
+            self._count("replies_too_large", inbound)
+            error = too_large(len(data), self._max_payload_bytes())
+            await self._send(inbound, encode(error.to_wire()))
+            return False
+        return await self._send(inbound, data)
+
+    async def _send(self, inbound: Inbound, data: bytes) -> bool:
+        try:
+            await self._respond(inbound.reply, data)
+        except TsukimiError as e:
+            self._count("replies_lost", inbound, error=str(e))
+            return False
+        return True
+
+    def _count(self, what: str, inbound: Inbound, **more: Any) -> None:
+        """Count; log the first and every hundredth, for a flood of them must not become a flood of lines."""
+        self.counters[what] += 1
+        if self.counters[what] % 100 == 1:
+            log.warning(
+                what, subject=inbound.subject, size_bytes=len(inbound.data), total=self.counters[what], **more
+            )

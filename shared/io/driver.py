@@ -1,0 +1,124 @@
+"""Feeds one machine from the live world and carries out its commands.
+
+The driver decides nothing. It runs `handle` and the commands that come back one event at a time, in order; an event
+made meanwhile waits its turn. An exception from the machine or from `execute` is a bug: it is logged with its
+traceback and ends the process through the task group, since a machine whose commands were half carried out is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from shared.core.machine import Machine
+
+E = TypeVar("E")
+
+Outcome = Any
+"""What carrying out a command gives: None, an event, or an awaitable of one of those (run as a task)."""
+
+log = structlog.get_logger(__name__)
+
+
+class EventLog(Protocol):
+    """Where a driver writes down what it fed and got (io.recorder.Recorder)."""
+
+    def record(self, now: float, event: Any, commands: Sequence[Any]) -> None: ...
+
+
+class Driver(Generic[E]):
+    """Owns a machine on one event loop. Not thread-safe: from other threads use `loop.call_soon_threadsafe(feed, e)`.
+
+    `tasks` owns the awaitables that commands start; they end (or are cancelled) before it does.
+    """
+
+    def __init__(
+        self,
+        machine: Machine[E],
+        execute: Callable[[Any], Outcome],
+        *,
+        tasks: asyncio.TaskGroup,
+        recorder: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.machine = machine
+        self._execute = execute
+        self._tasks = tasks
+        self._recorder = recorder
+        self._clock = clock
+        self._now = clock()
+        self._events: deque[E] = deque()
+        self._feeding = False
+        self._bug: BaseException | None = None
+
+    def feed(self, event: E) -> None:
+        """Handle the event now, or after the events before it when called from within a command.
+
+        Raises what the machine or a command raised; from then on every call raises it: the process is ending.
+        """
+        if self._bug is not None:
+            raise RuntimeError("the machine is broken by an earlier exception") from self._bug
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                self._step(self._events.popleft())
+        except Exception as bug:
+            self._crash(bug)
+            raise
+        finally:
+            self._feeding = False
+
+    async def tick(self, event: E, every_s: float) -> None:
+        """Feed `event` every so many seconds, for ever: run it in the task group."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.feed(event)
+
+    def _step(self, event: E) -> None:
+        self._now = max(self._now, self._clock())
+        commands = self.machine.handle(event, self._now)
+        if self._recorder is not None:
+            self._recorder.record(self._now, event, commands)
+        for command in commands:
+            outcome = self._execute(command)
+            if outcome is None:
+                continue
+            if inspect.isawaitable(outcome):
+                self._start(self._finish(command, outcome))
+            else:
+                self._events.append(outcome)
+
+    async def _finish(self, command: Any, outcome: Awaitable[E | None]) -> None:
+        try:
+            event = await outcome
+        except Exception as bug:
+            log.exception("command_failed", command=type(command).__name__)
+            self._bug = self._bug or bug
+            raise
+        if event is not None and self._bug is None:
+            self.feed(event)
+
+    def _crash(self, bug: Exception) -> None:
+        log.error("machine_failed", machine=type(self.machine).__name__, exc_info=bug)
+        self._bug = bug
+        self._events.clear()
+        self._start(_raise(bug))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._tasks.create_task(work)
+        except RuntimeError:  # the group is ending and takes no more: nobody is left to hear of the outcome
+            work.close()
+
+
+async def _raise(bug: Exception) -> None:
+    raise bug

@@ -1,0 +1,55 @@
+"""Child processes of tests: they die with the test process, whatever happens to it."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(
+    args: Sequence[str], *, log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a child, its output appended to `log`. Call from the main thread: the child dies with the thread."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            args,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=env,
+            preexec_fn=_die_with_parent,
+        )
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll until it holds; AssertionError at the time-out. For the outside of processes, which send no event."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+def program(name: str) -> str:
+    """An executable installed beside this Python, or on the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    assert found, f"{name} is not installed"
+    return found
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
