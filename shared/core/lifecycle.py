@@ -1,0 +1,432 @@
+"""One choice of a request, from its first placement to its last token, whatever dies in between.
+
+The owner's side: it places an attempt, follows its tokens by index, asks when they fail to come, and places the
+rest (prompt + tokens so far) again when a node is lost. What an earlier attempt still sends is ignored and counted.
+
+    new -> placing -> reserving -> submitting -> running -> ended
+              ^  \\________|______________|___________|
+              |                 (refused, lost, moved)
+            waiting (back-off)  <-----------'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from shared.core import request_events as ev
+from shared.core.attempt import Attempt, place_request, prefill_job, reserve_request
+from shared.core.machine import Command, Event
+from shared.core.patience import FINAL, Patience
+from shared.core.token_order import TokenOrder
+from shared.core.worker import BusFound, BusLost, Ticked
+from shared.protocol.errors import WireError
+from shared.protocol.ids import AttemptId, NodeId, attempt_id
+from shared.protocol.requests import TokenDelta
+
+Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
+
+
+class InvalidTransition(Exception):
+    """The shell broke the contract; the message tells the request's story."""
+
+
+class RequestMachine:
+    """Gives every token of one choice once and in order through Deliver, then exactly one Finish or Fail (none when
+    the client left). Late and repeated events are harmless. Not concurrent."""
+
+    def __init__(self, spec: ev.ChoiceSpec, config: ev.LifecycleConfig | None = None) -> None:
+        self.spec = spec
+        self.config = config or ev.LifecycleConfig()
+        self.phase: Phase = "new"
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.order = TokenOrder(spec.max_new_tokens)
+        self.cached_tokens: int | None = None
+        self.late = 0
+        self.syncs = 0
+        self.outcome = ""
+        """finished, failed or aborted, once ended."""
+        self._story: list[str] = []
+        self._commands: list[Command] = []
+        self._deadline = math.inf
+        self._resume_at = math.inf
+        self._timer = math.inf
+        self._gap_since = math.inf
+        self._bus_down = False
+        self._bus_found_at = -math.inf
+        self._patience = Patience(self.config)
+        self._told_again: set[tuple[NodeId, AttemptId]] = set()
+
+    # -- the table ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self._commands = []
+        handler = self._handler(event)
+        self._story.append(f"{now:.3f} {self.phase} {type(event).__name__}")
+        del self._story[:-40]
+        handler(self, event, now)
+        self._set_timer()
+        return self._commands
+
+    def _handler(self, event: Event) -> Callable[[RequestMachine, Any, float], None]:
+        if self.phase == "ended":
+            return RequestMachine._on_stale
+        attempt = getattr(event, "attempt", None)
+        if attempt is not None and (self.attempt is None or attempt != self.attempt.id):
+            return RequestMachine._on_stale
+        row = TABLE.get(type(event))
+        if row is None or self.phase not in row[0]:
+            story = "\n  ".join([f"of choice {self.spec.choice} of {self.spec.request}", *self._story])
+            raise InvalidTransition(f"{type(event).__name__} in {self.phase}\n  {story}")
+        return row[1]
+
+    # -- start, time, client -----------------------------------------------------------------------------------
+
+    def _on_started(self, event: ev.Started, now: float) -> None:
+        self._deadline = now + self.config.budget_s
+        self._place(now)
+
+    def _on_ticked(self, event: Ticked, now: float) -> None:
+        if now >= self._timer:
+            self._timer = math.inf
+        if now >= self._deadline:
+            late = WireError("deadline_exceeded", f"not complete within {self.config.budget_s:g} s")
+            self._fail(late if self.phase == "running" else self._patience.last_error)
+        elif self.phase == "waiting" and now >= self._resume_at:
+            self._place(now)
+        elif self.phase == "running" and now >= self._quiet_until():
+            self._ask_makers(now)
+
+    def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
+        self._drop_attempt(event.reason or "client gone")
+        self._end("aborted")
+
+    def _on_stop_met(self, event: ev.StopMet, now: float) -> None:
+        self._drop_attempt("stop string met")
+        self._finish("stop", event.tokens)
+
+    # -- asking for a place ------------------------------------------------------------------------------------
+
+    def _place(self, now: float) -> None:
+        self.phase = "placing"
+        self._resume_at = math.inf
+        id_ = attempt_id(self.spec.request, self.spec.choice, self.attempts)
+        self.attempts += 1
+        self.attempt = Attempt(id_, self.order.next_index)
+        left, avoid = self._left(now), self._patience.avoided(now)
+        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self._patience.retry)
+        self._commands.append(ev.AskPlace(request))
+
+    def _on_place_answered(self, event: ev.PlaceAnswered, now: float) -> None:
+        attempt = self._current()
+        place = attempt.placement = event.placement
+        last = self.spec.max_new_tokens - self.order.next_index == 1
+        if place.decode is None and (place.prefill is None or not last):
+            self._fail(WireError("internal", f"impossible placement: {place.reason}"))
+            return
+        attempt.use(place.prefill, place.decode if place.prefill is None or not last else None)
+        if attempt.decode is None:
+            self._submit(now)
+        else:
+            self.phase = "reserving"
+            request = reserve_request(self.spec, attempt, self.order.tokens, self._left(now))
+            self._commands.append(ev.Reserve(attempt.decode, request))
+
+    def _on_place_refused(self, event: ev.PlaceRefused, now: float) -> None:
+        code = event.error.code
+        if code in FINAL or (code == "overloaded" and not self._patience.retry):
+            self._fail(event.error)
+            return
+        self._patience.avoid_none()
+        self._try_again(now, event.error)
+
+    # -- reserving and submitting ------------------------------------------------------------------------------
+
+    def _on_reserve_answered(self, event: ev.ReserveAnswered, now: float) -> None:
+        attempt = self._current()
+        attempt.landing = event.reserved.landing
+        if attempt.prefill is None:
+            self._run(now)
+        else:
+            self._submit(now)
+
+    def _submit(self, now: float) -> None:
+        attempt = self._current()
+        assert attempt.prefill is not None
+        self.phase = "submitting"
+        job = prefill_job(self.spec, attempt, self.order.tokens, self._left(now))
+        self._commands.append(ev.SubmitPrefill(attempt.prefill, job))
+
+    def _on_submit_answered(self, event: ev.SubmitAnswered, now: float) -> None:
+        self._run(now)
+
+    def _run(self, now: float) -> None:
+        self.phase = "running"
+        self._current().heard_at = now
+
+    def _on_node_refused(self, event: ev.ReserveRefused | ev.SubmitRefused, now: float) -> None:
+        error = event.error
+        if error.code in FINAL:
+            self._fail(error)
+            return
+        self._patience.avoid(self._current().life_of(event.node), now)
+        if error.code != "overloaded":
+            self._patience.retry = True
+        elif self._patience.overloaded() and not self.order.tokens:
+            self._fail(error)
+            return
+        self._try_again(now, error)
+
+    # -- tokens ------------------------------------------------------------------------------------------------
+
+    def _on_tokens(self, event: ev.TokensArrived, now: float) -> None:
+        attempt = self._current()
+        if not attempt.on(event.node, event.incarnation):
+            self.late += 1  # an attempt belongs to the lives it was placed on
+            return
+        self._take(event.node, event.delta, now)
+
+    def _take(self, node: NodeId, delta: TokenDelta, now: float) -> None:
+        attempt = self._current()
+        attempt.heard(node, delta, now)
+        index = self.order.next_index
+        tokens, logprobs = self.order.add(delta)
+        if delta.cached_tokens is not None and delta.index == 0 and self.cached_tokens is None:
+            self.cached_tokens = min(max(delta.cached_tokens, 0), self.spec.prompt_tokens - 1)
+        if tokens:
+            self._patience.progressed()
+            cached = (self.cached_tokens or 0) if index == 0 else None
+            self._commands.append(ev.Deliver(index, tokens, logprobs, cached))
+        if self._complete(node, tokens):
+            return
+        if delta.finish == "moved":
+            self._patience.avoid(attempt.life_of(node), now)
+            self._patience.retry = True
+            self._try_again(now, WireError("unavailable", delta.error or "the node gave the request up"))
+        elif delta.finish == "failed":
+            self._fail(WireError("internal", delta.error))
+        else:
+            self._watch_gap(now)
+
+    def _complete(self, node: NodeId, tokens: tuple[int, ...]) -> bool:
+        """Whether the answer is whole; ends it if so."""
+        attempt = self._current()
+        sampling = self.spec.sampling
+        count = self.order.next_index
+        said = attempt.end[1] if attempt.end is not None and attempt.end[0] == count else None
+        if said == "stop" or (tokens and not sampling.ignore_eos and tokens[-1] in sampling.eos_token_ids):
+            reason: Literal["stop", "length"] = "stop"
+        elif said == "length" or count == self.spec.max_new_tokens:
+            reason = "length"
+        else:
+            return False
+        self._drop_attempt("complete", all_but=node if said else "")
+        self._finish(reason, count)
+        return True
+
+    def _watch_gap(self, now: float) -> None:
+        attempt = self._current()
+        gap = self.order.gap or (attempt.end is not None and attempt.end[0] > self.order.next_index)
+        if not gap:
+            self._gap_since = math.inf
+        elif self._gap_since == math.inf:
+            self._gap_since = now
+
+    # -- asking what became of them ----------------------------------------------------------------------------
+
+    def _quiet_until(self) -> float:
+        attempt = self._current()
+        if attempt.asked or self._bus_down:
+            return math.inf
+        return min(attempt.heard_at + self.config.idle_sync_s, self._gap_since + self.config.gap_sync_s)
+
+    def _ask_makers(self, now: float) -> None:
+        """Ask the node that should be making tokens (one question out per node)."""
+        attempt = self._current()
+        self._gap_since = math.inf
+        for node in attempt.makers(self.order.next_index):
+            if node not in attempt.asked:
+                attempt.asked.add(node)
+                self.syncs += 1
+                self._commands.append(ev.AskSync(node, attempt.id, self.order.next_index))
+
+    def _on_sync_answered(self, event: ev.SyncAnswered, now: float) -> None:
+        attempt = self._current()
+        attempt.asked.discard(event.node)
+        attempt.unanswered = 0
+        attempt.heard_at = now
+        state, delta = event.state.state, event.state.delta
+        if delta is not None and self._absorb(event.node, delta, now):
+            return
+        decode = attempt.decode is not None and event.node == attempt.decode.node
+        if state in ("unknown", "finished") or (decode and self.order.gap):
+            self._give_up_on(event.node, f"{event.node} knows nothing more of the attempt", now)
+        elif state == "waiting" and decode and attempt.prefill_lost:
+            attempt.stuck += 1
+            if attempt.stuck >= 2:
+                self._lose(now, f"{event.node} waits for KV of a lost prefill node")
+
+    def _absorb(self, node: NodeId, delta: TokenDelta, now: float) -> bool:
+        """Take a sync's tokens; True if the attempt is over or something new came."""
+        before = self._current(), self.order.next_index
+        self._take(node, delta, now)
+        return self.phase != "running" or (self.attempt, self.order.next_index) != before
+
+    def _on_sync_failed(self, event: ev.SyncFailed, now: float) -> None:
+        attempt = self._current()
+        attempt.asked.discard(event.node)
+        attempt.heard_at = now
+        if self._bus_down:
+            return
+        attempt.unanswered += 1
+        unavailable = event.error.code == "unavailable" and now - self._bus_found_at > self.config.bus_grace_s
+        if unavailable or attempt.unanswered >= self.config.sync_tries:
+            self._patience.avoid(attempt.life_of(event.node), now)
+            self._give_up_on(event.node, f"{event.node}: {event.error.message or event.error.code}", now)
+
+    def _give_up_on(self, node: NodeId, why: str, now: float) -> None:
+        """The node won't make the next token; place again unless that is another's task or another may know it."""
+        makers = self._current().makers(self.order.next_index)
+        if node in makers and not any(n in self._current().asked for n in makers):
+            self._lose(now, why)
+
+    def _on_node_suspected(self, event: ev.NodeSuspected, now: float) -> None:
+        attempt = self.attempt
+        if self.phase == "running" and attempt is not None and attempt.on(event.node, event.incarnation):
+            self._ask_makers(now)
+
+    def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
+        self._patience.avoid((event.node, event.incarnation), now)
+        attempt = self.attempt
+        if attempt is None or not attempt.on(event.node, event.incarnation):
+            return
+        first_made = self.phase == "running" and self.order.next_index > attempt.first_index
+        if first_made and attempt.only_prefills(event.node):
+            attempt.prefill_lost = True  # the hand-over may have been complete: the decode node knows
+            self._ask_makers(now)
+        else:
+            self._lose(now, f"{event.node} was lost")
+
+    def _on_bus_lost(self, event: BusLost, now: float) -> None:
+        self._bus_down = True
+
+    def _on_bus_found(self, event: BusFound, now: float) -> None:
+        self._bus_down = False
+        self._bus_found_at = now
+        if self.phase == "running":
+            self._ask_makers(now)
+        elif self.phase == "waiting":
+            self._resume_at = now
+            self._place(now)
+
+    # -- giving an attempt up ----------------------------------------------------------------------------------
+
+    def _lose(self, now: float, why: str) -> None:
+        error = WireError("unavailable", why)
+        if self._patience.lost():
+            self._fail(error)
+        else:
+            self._try_again(now, error)
+
+    def _try_again(self, now: float, error: WireError) -> None:
+        """Cancel the attempt and place the rest of the answer anew, perhaps after a pause."""
+        self._drop_attempt(error.message or error.code)
+        pause = self._patience.failed(error)
+        if pause or self._bus_down:
+            self.phase = "waiting"
+            self._resume_at = now + pause
+        else:
+            self._place(now)
+
+    def _drop_attempt(self, reason: str, all_but: NodeId = "") -> None:
+        attempt, self.attempt = self.attempt, None
+        self.order.forget_early()
+        self._gap_since = math.inf
+        if attempt is not None:
+            holders = [node for node in attempt.holders(self.phase) if node != all_but]
+            self._commands += [ev.Cancel(node, attempt.id, reason) for node in holders]
+
+    def _on_stale(self, event: Event, now: float) -> None:
+        """Of an earlier attempt or after the end. A node that still works on it is told again, once."""
+        if isinstance(event, ev.TokensArrived | ev.ReserveAnswered | ev.SubmitAnswered):
+            self.late += 1
+            done = isinstance(event, ev.TokensArrived) and event.delta.finish is not None
+            done |= isinstance(event, ev.SubmitAnswered) and self.outcome == "finished"
+            if not done and (event.node, event.attempt) not in self._told_again:
+                self._told_again.add((event.node, event.attempt))
+                self._commands.append(ev.Cancel(event.node, event.attempt, "given up before"))
+
+    # -- ending ------------------------------------------------------------------------------------------------
+
+    def _finish(self, reason: Literal["stop", "length"], tokens: int) -> None:
+        self._end("finished")
+        cached = self.cached_tokens or 0
+        self._commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
+
+    def _fail(self, error: WireError) -> None:
+        self._drop_attempt(error.message or error.code)
+        self._end("failed")
+        self._commands.append(ev.Fail(error))
+
+    def _end(self, outcome: str) -> None:
+        self.phase = "ended"
+        self.outcome = outcome
+        self.attempt = None
+
+    # -- timers and laws ---------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float:
+        """When time alone will next matter; infinity if never."""
+        if self.phase in ("new", "ended"):
+            return math.inf
+        if self.phase == "waiting":
+            return min(self._deadline, self._resume_at)
+        return min(self._deadline, self._quiet_until()) if self.phase == "running" else self._deadline
+
+    def _set_timer(self) -> None:
+        at = self.next_timer()
+        if at < self._timer:  # a sooner one that is out already serves as well
+            self._timer = at
+            self._commands.append(ev.SetTimer(at))
+
+    def _left(self, now: float) -> float:
+        return max(0.0, self._deadline - now)
+
+    def _current(self) -> Attempt:
+        assert self.attempt is not None, f"no attempt in {self.phase}"
+        return self.attempt
+
+    def check(self) -> None:
+        self.order.check()
+        assert (self.phase == "ended") == bool(self.outcome)
+        assert (self.attempt is not None) == (self.phase in ("placing", "reserving", "submitting", "running"))
+        assert self.cached_tokens is None or 0 <= self.cached_tokens < self.spec.prompt_tokens
+        assert self.attempt is None or self.attempt.first_index <= self.order.next_index
+        assert self.phase == "ended" or self.order.next_index < self.spec.max_new_tokens
+
+
+_LIVE = frozenset({"waiting", "placing", "reserving", "submitting", "running"})
+_PLACED = frozenset({"reserving", "submitting", "running"})
+
+TABLE: dict[type[Event], tuple[frozenset[str], Callable[[RequestMachine, Any, float], None]]] = {
+    ev.Started: (frozenset({"new"}), RequestMachine._on_started),
+    Ticked: (_LIVE, RequestMachine._on_ticked),
+    ev.ClientGone: (_LIVE, RequestMachine._on_client_gone),
+    ev.StopMet: (_LIVE, RequestMachine._on_stop_met),
+    ev.PlaceAnswered: (frozenset({"placing"}), RequestMachine._on_place_answered),
+    ev.PlaceRefused: (frozenset({"placing"}), RequestMachine._on_place_refused),
+    ev.ReserveAnswered: (frozenset({"reserving"}), RequestMachine._on_reserve_answered),
+    ev.ReserveRefused: (frozenset({"reserving"}), RequestMachine._on_node_refused),
+    ev.SubmitAnswered: (frozenset({"submitting"}), RequestMachine._on_submit_answered),
+    ev.SubmitRefused: (frozenset({"submitting"}), RequestMachine._on_node_refused),
+    ev.TokensArrived: (_PLACED, RequestMachine._on_tokens),
+    ev.SyncAnswered: (frozenset({"running"}), RequestMachine._on_sync_answered),
+    ev.SyncFailed: (frozenset({"running"}), RequestMachine._on_sync_failed),
+    ev.NodeSuspected: (_LIVE, RequestMachine._on_node_suspected),
+    ev.NodeLost: (_LIVE, RequestMachine._on_node_lost),
+    BusLost: (_LIVE, RequestMachine._on_bus_lost),
+    BusFound: (_LIVE, RequestMachine._on_bus_found),
+}
+"""In which phases an event may come, and what it does. Anything else is a fault of the shell."""
