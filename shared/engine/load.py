@@ -15,7 +15,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) ->
     where the configuration alone tells.
     """
     if config.model.partition(":")[0] == "toy":
-        engine = ToyEngine(config)
+        engine = ToyEngine(config, lambda done, total: progress("touching the KV pages", done / total))
         progress("ready", 1.0)
         return engine
     from shared.engine.model import ModelEngine

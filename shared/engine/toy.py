@@ -23,6 +23,7 @@ from shared.core.blocks import namespace_digest, unpack_tokens
 from shared.core.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
+from shared.dataplane.memory import Progress
 from shared.engine.api import EngineConfig
 from shared.engine.toy_text import EOS, VOCAB_SIZE, ScriptedFailure, Transcript, next_logits, pick
 from shared.protocol.errors import Invalid
@@ -54,7 +55,7 @@ class _Rows(Struct, frozen=True):
 class ToyEngine:
     """Implements engine.api.Engine. Cheap: a step hashes the pages' bytes and loops over new tokens only."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self._options = parse_options(config.model)
         layout = toy_layout(config.block_tokens)
         pages = config.kv_bytes // layout.block_bytes
@@ -63,7 +64,7 @@ class ToyEngine:
                 f"{config.kv_bytes} bytes of KV hold no block of {layout.block_bytes} bytes", param="kv_bytes"
             )
         self.spec = toy_spec(config.block_tokens, config.salt)
-        self._arena = Arena(layout, pages)
+        self._arena = Arena(layout, pages, progress=progress)
         self.store: PageStore = self._arena
 
     def run(
