@@ -88,6 +88,8 @@ class AbortStreams(Command, frozen=True):
     """Give up what the attempt streams; open ones still end in HandoffEnded / PoolWriteEnded."""
 
     attempt: AttemptId
+    handoff: bool = True
+    pool: bool = True
 
 
 class HandoffEnded(Event, frozen=True):
@@ -121,6 +123,12 @@ class CloseLanding(Command, frozen=True):
 
     attempt: AttemptId
     landing: LandingId
+
+
+class LandingProgressed(Event, frozen=True):
+    """The writer has sent more since the last time: it is alive."""
+
+    attempt: AttemptId
 
 
 class LandingArrived(Event, frozen=True):

@@ -133,7 +133,7 @@ class PrefillJob(Struct, frozen=True, tag="prefill_job"):
     incarnation: Incarnation
     namespace: bytes
     tokens: bytes
-    """Prompt token ids, little-endian u32."""
+    """Prompt token ids, little-endian u32. Empty in the simulator, which needs none."""
     block_keys: tuple[BlockKey, ...]
     sampling: SamplingParams
     max_new_tokens: int
@@ -143,6 +143,8 @@ class PrefillJob(Struct, frozen=True, tag="prefill_job"):
     """None: only the first token is wanted."""
     budget_s: float = 0.0
     first_index: int = 0
+    prompt_tokens: int = 0
+    """How many; 0: as many as there are ids in `tokens`."""
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):

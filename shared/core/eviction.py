@@ -1,0 +1,48 @@
+"""Which cached page goes first when room is needed. A policy only ranks; the pool keeps parents behind their children."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class PageUse(Struct):
+    """What a policy may know of a cached page. Times are counts of pool operations, not seconds."""
+
+    stored_at: int = 0
+    used_at: int = 0
+    uses: int = 0
+    """How many sequences have held it."""
+
+
+class EvictionPolicy(Protocol):
+    """Pure and total: the rank depends on `use` alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rank(self, use: PageUse) -> tuple[int, ...]:
+        """The lowest rank is evicted first. Asked when a page becomes evictable; it is fixed until the page is used again."""
+        ...
+
+
+class Lru:
+    """Least recently released first."""
+
+    name = "lru"
+
+    def rank(self, use: PageUse) -> tuple[int, ...]:
+        return (use.used_at,)
+
+
+class Fifo:
+    """First stored first, however often it was used since."""
+
+    name = "fifo"
+
+    def rank(self, use: PageUse) -> tuple[int, ...]:
+        return (use.stored_at,)
+
+
+POLICIES: dict[str, EvictionPolicy] = {policy.name: policy for policy in (Lru(), Fifo())}

@@ -1,0 +1,84 @@
+"""Who still owns what: attempts live as long as the life of the gateway that made them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct, field
+
+from shared.protocol.ids import AttemptId, Incarnation, NodeId
+
+REMEMBERED_LIVES = 8
+
+
+class _Owner(Struct):
+    incarnation: Incarnation
+    seen_at: float
+    attempts: set[AttemptId] = field(default_factory=set)
+    past: deque[Incarnation] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LIVES))
+
+
+class GatewayLeases:
+    """A gateway's heartbeats are the lease of all its attempts. Leases do not age while the bus is lost."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._owners: dict[NodeId, _Owner] = {}
+        self._frozen = False
+
+    def hold(self, gateway: NodeId, incarnation: Incarnation, attempt: AttemptId, now: float) -> bool:
+        """Put an attempt under its gateway's lease. False if that life of the gateway is known to be over.
+
+        `seen` with the same life must have been called first when a new life may be meant: it ends the old one's."""
+        owner = self._owners.get(gateway)
+        if owner is None:
+            owner = self._owners[gateway] = _Owner(incarnation, now)
+        if owner.incarnation != incarnation:
+            return False
+        owner.seen_at = max(owner.seen_at, now)
+        owner.attempts.add(attempt)
+        return True
+
+    def drop(self, gateway: NodeId, attempt: AttemptId) -> None:
+        """The attempt is over. Idempotent."""
+        owner = self._owners.get(gateway)
+        if owner is not None:
+            owner.attempts.discard(attempt)
+
+    def seen(self, gateway: NodeId, incarnation: Incarnation, now: float) -> list[AttemptId]:
+        """A sign of life. Returns the attempts orphaned because it is a new life; an old life's late sign is ignored."""
+        owner = self._owners.get(gateway)
+        if owner is None:
+            self._owners[gateway] = _Owner(incarnation, now)
+            return []
+        if owner.incarnation == incarnation:
+            owner.seen_at = now
+            return []
+        if incarnation in owner.past:
+            return []
+        orphans = sorted(owner.attempts)
+        owner.past.append(owner.incarnation)
+        owner.incarnation, owner.seen_at, owner.attempts = incarnation, now, set()
+        return orphans
+
+    def lapsed(self, now: float) -> list[AttemptId]:
+        """Attempts of gateways not seen for a lease; those gateways are forgotten."""
+        if self._frozen:
+            return []
+        gone = [node for node, owner in self._owners.items() if now - owner.seen_at > self._lease_s]
+        orphans: list[AttemptId] = []
+        for node in gone:
+            orphans.extend(sorted(self._owners.pop(node).attempts))
+        return orphans
+
+    def freeze(self) -> None:
+        self._frozen = True
+
+    def thaw(self, now: float) -> None:
+        """The bus is back: every gateway has a whole lease to show itself again."""
+        self._frozen = False
+        for owner in self._owners.values():
+            owner.seen_at = now
+
+    def attempts(self) -> set[AttemptId]:
+        return set().union(*(owner.attempts for owner in self._owners.values()))

@@ -1,0 +1,234 @@
+"""One node's pages: who holds them, what they contain, and which go when room is needed.
+
+Every page is in exactly one state:
+    free     nobody holds it and its content is worth nothing
+    held     one or more sequences (or transfers) hold it; it may have a key
+    cached   nobody holds it, but its key says what it contains: reusable, evictable
+A key is given to a page once its KV is complete. Two pages may come to contain the same block (two sequences computed
+it at the same time): the first keeps the key, the other is freed when released.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from shared.core.blocks import longest_run
+from shared.core.eviction import EvictionPolicy, Lru, PageUse
+from shared.protocol.ids import BlockKey
+
+
+class _Page(PageUse):
+    refs: int = 0
+    key: BlockKey | None = None
+    parent: BlockKey | None = None
+    stamp: int = 0
+    """Names the page's live entry in the eviction heap; 0: none."""
+
+
+class BlockPool:
+    """Mutated by every method but `peek`, `key_of`, `refs_of`, `keys` and the counts. Knows no time and no bytes."""
+
+    def __init__(self, pages: int, policy: EvictionPolicy | None = None) -> None:
+        self._policy = policy or Lru()
+        self._pages = [_Page() for _ in range(pages)]
+        self._free = list(range(pages - 1, -1, -1))
+        self._by_key: dict[BlockKey, int] = {}
+        self._children: dict[BlockKey, int] = {}
+        self._cached = 0
+        self._heap: list[tuple[tuple[int, ...], int, int]] = []
+        self._clock = 0
+        self._changes: dict[BlockKey, bool] = {}
+
+    # -- counts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        return len(self._pages)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` can give out now."""
+        return len(self._free) + self._cached
+
+    @property
+    def held(self) -> int:
+        return len(self._pages) - len(self._free) - self._cached
+
+    # -- holding pages ---------------------------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Hold `count` pages of no content, evicting cached ones as needed; None (and no change) if too few are left."""
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            self._evict_one()
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._pages[page].refs = 1
+        return taken
+
+    def match(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
+        run: list[int] = []
+        for key in keys:
+            page = self._by_key.get(key)
+            if page is None:
+                break
+            run.append(page)
+        self.pin(run)
+        return run
+
+    def pin(self, pages: Iterable[int]) -> None:
+        """Hold pages once more. Each must be held or cached."""
+        for number in pages:
+            page = self._pages[number]
+            if page.refs == 0:
+                if page.key is None:
+                    raise ValueError(f"page {number} is free")
+                self._cached -= 1
+                page.stamp = 0
+            page.refs += 1
+            page.uses += 1
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
+        self._clock += 1
+        for number in reversed(pages):
+            page = self._pages[number]
+            if page.refs <= 0:
+                raise ValueError(f"page {number} is not held")
+            page.refs -= 1
+            if page.refs:
+                continue
+            if page.key is None:
+                self._free.append(number)
+                continue
+            self._cached += 1
+            page.used_at = self._clock
+            self._offer(number, page)
+
+    # -- what pages contain ----------------------------------------------------------------------------------------
+
+    def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
+        """Say that a held page contains the block `key`, complete. False if another page already does (it keeps the key)."""
+        entry = self._pages[page]
+        if entry.refs <= 0:
+            raise ValueError(f"page {page} is not held")
+        if key in self._by_key:
+            return False
+        if entry.key is not None:
+            raise ValueError(f"page {page} already contains another block")
+        self._clock += 1
+        entry.key, entry.parent, entry.stored_at, entry.uses = key, parent, self._clock, 1
+        self._by_key[key] = page
+        if parent is not None:
+            self._children[parent] = self._children.get(parent, 0) + 1
+        self._note(key, True)
+        return True
+
+    def peek(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the run that `match` would hold."""
+        return longest_run(keys, self._by_key)  # type: ignore[arg-type]
+
+    def key_of(self, page: int) -> BlockKey | None:
+        return self._pages[page].key
+
+    def refs_of(self, page: int) -> int:
+        return self._pages[page].refs
+
+    def keys(self) -> tuple[BlockKey, ...]:
+        """Every key that can be read now."""
+        return tuple(self._by_key)
+
+    def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
+        """Net (stored, removed) keys since the last call."""
+        if not self._changes:
+            return (), ()
+        stored = tuple(k for k, now_held in self._changes.items() if now_held)
+        removed = tuple(k for k, now_held in self._changes.items() if not now_held)
+        self._changes = {}
+        return stored, removed
+
+    def _note(self, key: BlockKey, held: bool) -> None:
+        if self._changes.pop(key, held) == held:  # nothing noted yet; the opposite noted means: no net change
+            self._changes[key] = held
+
+    # -- eviction --------------------------------------------------------------------------------------------------
+
+    def _offer(self, number: int, page: _Page) -> None:
+        """Make a cached page a candidate, unless a child still needs it."""
+        if page.key in self._children:
+            return
+        if len(self._heap) > 2 * len(self._pages) + 64:
+            self._heap = [e for e in self._heap if self._pages[e[2]].stamp == e[1]]
+            heapq.heapify(self._heap)
+        self._clock += 1
+        page.stamp = self._clock
+        heapq.heappush(self._heap, (self._policy.rank(page), page.stamp, number))
+
+    def _evict_one(self) -> None:
+        while self._heap:
+            _, stamp, number = heapq.heappop(self._heap)
+            page = self._pages[number]
+            if page.stamp != stamp:
+                continue
+            page.stamp = 0
+            if page.key not in self._children:
+                self._evict(number, page)
+                return
+        # Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it).
+        ranked = ((self._policy.rank(p), n) for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None)
+        number = min(ranked)[1]
+        self._evict(number, self._pages[number])
+
+    def _evict(self, number: int, page: _Page) -> None:
+        key, parent = page.key, page.parent
+        assert key is not None
+        del self._by_key[key]
+        self._note(key, False)
+        page.key = page.parent = None
+        page.stamp = 0
+        self._cached -= 1
+        self._free.append(number)
+        if parent is not None:
+            self._lose_child(parent)
+
+    def _lose_child(self, parent: BlockKey) -> None:
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+            return
+        del self._children[parent]
+        number = self._by_key.get(parent)
+        if number is not None and self._pages[number].refs == 0:
+            self._offer(number, self._pages[number])
+
+    # -- laws ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        held = [n for n, p in enumerate(self._pages) if p.refs > 0]
+        cached = [n for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None]
+        assert all(p.refs >= 0 for p in self._pages), "a page is held less than never"
+        assert len(set(self._free)) == len(self._free), "a page is free twice"
+        assert not set(self._free) & (set(held) | set(cached)), "a page is free and in use"
+        assert len(self._free) + len(cached) + len(held) == len(self._pages), "pages were lost"
+        assert self._cached == len(cached), f"{self._cached} cached counted, {len(cached)} found"
+        keyed = {p.key: n for n, p in enumerate(self._pages) if p.key is not None}
+        assert keyed == self._by_key, "keys and pages do not map one to one"
+        children: dict[BlockKey, int] = {}
+        for p in self._pages:
+            if p.key is not None and p.parent is not None:
+                children[p.parent] = children.get(p.parent, 0) + 1
+        assert children == self._children, "child counts are wrong"
+        candidates = {e[2] for e in self._heap if self._pages[e[2]].stamp == e[1]}
+        leaves = {n for n in cached if self._pages[n].key not in children}
+        assert leaves <= candidates, "an evictable page is not among the candidates"
