@@ -1,0 +1,127 @@
+"""`tsukimi bench prefix`: what finding a prefix in the KVCache pool saves, cold against warm in one run."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import uuid
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tsukimi.client import Client, Outcome
+from tsukimi.errors import ToolError
+
+SETTLE_S = 0.5
+"""Between cold and warm: the pool's block events are on their way to the conductor."""
+WORDS = """
+    moon river stone light paper garden winter letter window silver mountain bridge market summer candle forest
+    music travel morning colour shadow kitchen teacher village picture weather harvest journey lantern feather
+""".split()  # noqa: SIM905
+COLD_QUESTION = "How many words are there?"
+WARM_QUESTIONS = ("Which word comes first?", "Which word do you like best?", "What is this about?")
+
+
+class Sample(Struct, frozen=True):
+    round: int
+    kind: str
+    """cold or warm."""
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class PrefixReport(Struct, frozen=True):
+    model: str
+    prefix_tokens: int
+    rounds: int
+    cold_ttft_s: float
+    warm_ttft_s: float
+    ratio: float
+    """Medians, warm over cold."""
+    failures: int
+    samples: tuple[Sample, ...]
+
+
+def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Console) -> PrefixReport:
+    """Each round: a new prefix (cold), then the same with another question (warm). Raises ToolError if nothing came."""
+    rng = random.Random(uuid.uuid4().int)  # texts that no earlier run has left in the pool
+    words = _calibrate(client, model, prefix_tokens, rng)
+    samples: list[Sample] = []
+    failures = 0
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("cold and warm", total=2 * rounds)
+        for i in range(rounds):
+            prefix = _text(rng, words)
+            for kind, question in (("cold", COLD_QUESTION), ("warm", WARM_QUESTIONS[i % 3])):
+                try:
+                    samples.append(_ask(client, model, prefix, question, i, kind))
+                except ToolError as e:
+                    failures += 1
+                    progress.console.print(f"round {i}, {kind}: {e.message}")
+                progress.advance(task)
+                time.sleep(SETTLE_S)
+    return summarise(model, prefix_tokens, rounds, failures, samples)
+
+
+def summarise(
+    model: str, prefix_tokens: int, rounds: int, failures: int, samples: list[Sample]
+) -> PrefixReport:
+    """Medians over what succeeded; failures are counted apart. Raises ToolError if either side has no sample."""
+    times = {kind: [s.ttft_s for s in samples if s.kind == kind] for kind in ("cold", "warm")}
+    if not all(times.values()):
+        raise ToolError("no round gave both a cold and a warm answer.")
+    cold, warm = statistics.median(times["cold"]), statistics.median(times["warm"])
+    return PrefixReport(model, prefix_tokens, rounds, cold, warm, warm / cold, failures, tuple(samples))
+
+
+def _calibrate(client: Client, model: str, prefix_tokens: int, rng: random.Random) -> int:
+    """How many words make so many tokens. Two small requests, which warm the engine up as well."""
+    few, many = (
+        _ask(client, model, _text(rng, n), COLD_QUESTION, -1, "calibration").prompt_tokens for n in (50, 250)
+    )
+    return max(1, round(prefix_tokens * 200 / max(1, many - few)))
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def _ask(client: Client, model: str, prefix: str, question: str, round_: int, kind: str) -> Sample:
+    outcome = Outcome()
+    body = {
+        "model": model, "temperature": 0, "max_tokens": 4,
+        "messages": [{"role": "system", "content": prefix}, {"role": "user", "content": question}],
+    }  # fmt: skip
+    for _ in client.stream_chat(body, outcome):
+        pass
+    if outcome.ttft_s is None:
+        raise ToolError("an answer without text")
+    return Sample(round_, kind, outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens)
+
+
+def show(report: PrefixReport, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("round", "cold TTFT", "warm TTFT", "prompt tokens", "from the cache"):
+        table.add_column(heading, justify="right")
+    for i in range(report.rounds):
+        pair = {s.kind: s for s in report.samples if s.round == i}
+        cold, warm = pair.get("cold"), pair.get("warm")
+        table.add_row(
+            str(i + 1), f"{cold.ttft_s:.3f} s" if cold else "failed", f"{warm.ttft_s:.3f} s" if warm else "failed",
+            str(warm.prompt_tokens) if warm else "", str(warm.cached_tokens) if warm else "",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"\nmedian TTFT: cold {report.cold_ttft_s:.3f} s, warm {report.warm_ttft_s:.3f} s; ratio {report.ratio:.3f}"
+        + (f"; {report.failures} failed" if report.failures else ""),
+        highlight=False,
+    )
+
+
+def to_json(report: PrefixReport) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(report))

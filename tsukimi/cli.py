@@ -1,0 +1,201 @@
+"""The console command `tsukimi`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from shared.protocol.errors import TsukimiError
+from tsukimi.errors import ToolError
+from tsukimi.local.rundir import RunDir
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Tsukimi: disaggregated LLM serving with one KVCache pool. Start with `tsukimi up`.",
+)  # fmt: skip
+bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster.")
+app.add_typer(bench, name="bench")
+
+RunDirOption = Annotated[
+    Path,
+    typer.Option("--run-dir", envvar="TSUKIMI_RUN_DIR", help="Folder of the local cluster: logs, state."),
+]
+UrlOption = Annotated[
+    str, typer.Option("--url", envvar="TSUKIMI_URL", help="The gateway; default: the local cluster's.")
+]
+NatsOption = Annotated[
+    str,
+    typer.Option(
+        "--nats-url", envvar="TSUKIMI_NATS_URL", help="The control bus; default: the local cluster's."
+    ),
+]
+ModelOption = Annotated[str, typer.Option(help="Which model to ask; default: the first one served.")]
+DEFAULT_RUN_DIR = Path(".run")
+
+
+@app.command()
+def up(
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill nodes.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 1,
+    cache: Annotated[int, typer.Option(min=0, help="Cache nodes.")] = 1,
+    model: Annotated[
+        str, typer.Option(help="Alias, Hugging Face folder or hub id; or `toy`.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port, on 127.0.0.1.")] = 8000,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of each compute node; 0: cores shared out.")
+    ] = 0,
+    kv_memory: Annotated[str, typer.Option(help="KVCache memory of each prefill and decode node.")] = "1G",
+    pool_memory: Annotated[str, typer.Option(help="KVCache memory of each cache node.")] = "1G",
+    policy: Annotated[str, typer.Option(help="The conductor's policy: a name, or module:Class.")] = "",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Another field of a role: ROLE.FIELD=VALUE.")
+    ] = None,
+    use: Annotated[
+        list[str] | None, typer.Option("--use", help="Another service for a role: ROLE=MODULE.")
+    ] = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it is ready and leave it running.")
+    ] = False,
+) -> None:
+    """Start a cluster on this machine and keep it running until Ctrl-C or `tsukimi down`."""
+    from tsukimi.local import plan
+    from tsukimi.local import up as local
+
+    options = plan.ClusterOptions(
+        prefill=prefill, decode=decode, cache=cache, model=model, dtype=dtype, port=port, threads=threads,
+        kv_bytes=plan.parse_bytes(kv_memory), pool_bytes=plan.parse_bytes(pool_memory), policy=policy,
+        settings=tuple(plan.parse_setting(s) for s in set_ or ()), modules=dict(plan.parse_module(u) for u in use or ()),
+    )  # fmt: skip
+    if detach:
+        arguments = [word for word in sys.argv[sys.argv.index("up") + 1 :] if word != "--detach"]
+        raise typer.Exit(local.up_detached(arguments, RunDir(run_dir), Console()))
+    raise typer.Exit(local.up(options, RunDir(run_dir), Console()))
+
+
+@app.command()
+def down(
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="At once, without letting running answers end.")
+    ] = False,
+) -> None:
+    """Stop the local cluster."""
+    from tsukimi.local.stop import down as stop
+
+    typer.echo(stop(RunDir(run_dir), kill=kill))
+
+
+@app.command()
+def status(
+    nats_url: NatsOption = "",
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+) -> None:
+    """Show every node: stage, load, KV blocks, hit rate."""
+    from tsukimi import status as st
+    from tsukimi import where
+
+    found = asyncio.run(st.ask(where.nats_url(nats_url, run_dir)))
+    if json:
+        typer.echo(st.to_json(found))
+    else:
+        st.show(found, Console())
+
+
+@app.command()
+def chat(
+    url: UrlOption = "",
+    model: ModelOption = "",
+    system: Annotated[str, typer.Option(help="A system message.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Talk to the model."""
+    from tsukimi import chat as ch
+    from tsukimi import where
+    from tsukimi.client import Client
+
+    client = Client(where.http_url(url, run_dir))
+    options = {"max_tokens": max_tokens} | ({} if temperature is None else {"temperature": temperature})
+    try:
+        ch.repl(ch.Chat(client, model or client.first_model(), system, options), Console())
+    finally:
+        client.close()
+
+
+@bench.command("prefix")
+def bench_prefix(
+    url: UrlOption = "",
+    model: ModelOption = "",
+    tokens: Annotated[int, typer.Option(min=16, help="Length of the shared prefix.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Each one a cold and a warm request.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Time to first token with a long shared prefix: cold, and found in the pool."""
+    from tsukimi import bench as be
+    from tsukimi import where
+    from tsukimi.client import Client
+
+    client = Client(where.http_url(url, run_dir))
+    console = Console()
+    try:
+        report = be.run(client, model or client.first_model(), tokens, rounds, console)
+    finally:
+        client.close()
+    be.show(report, console)
+    if json is not None:
+        json.write_bytes(be.to_json(report))
+
+
+@app.command()
+def logs(
+    node: Annotated[str, typer.Argument(help="Whose log; default: everybody's.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1)] = 20,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Print the end of the local cluster's logs."""
+    from tsukimi.local.rundir import display_path, tail
+
+    logs = sorted(RunDir(run_dir).logs.glob("*.log"))
+    if not logs:
+        raise ToolError(f"there are no logs in {display_path(run_dir)}.")
+    chosen = [log for log in logs if node in ("", log.stem)]
+    if not chosen:
+        raise ToolError(f"no node {node!r} has a log here; there are {', '.join(log.stem for log in logs)}.")
+    for log in chosen:
+        if not node:
+            typer.echo(f"== {display_path(log)}")
+        for line in tail(log, lines):
+            typer.echo(line)
+
+
+@app.command()
+def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")] = "smollm2-135m") -> None:
+    """Download and convert a model, so that `up` starts at once."""
+    raise typer.Exit(
+        subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode
+    )
+
+
+def main() -> None:
+    """Runs the command; what goes wrong on purpose becomes one sentence on stderr."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        app()
+    except (ToolError, TsukimiError) as e:
+        Console(stderr=True).print(Text(f"tsukimi: {e}"), soft_wrap=True)
+        sys.exit(e.exit_code if isinstance(e, ToolError) else 1)

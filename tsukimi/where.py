@@ -1,0 +1,24 @@
+"""Where the cluster is: what the user named, else what the launcher of the run dir wrote down, else the defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsukimi.local.rundir import ClusterState, RunDir
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+DEFAULT_HTTP = "http://127.0.0.1:8000"
+
+
+def nats_url(given: str, run_dir: Path) -> str:
+    state = _state(run_dir)
+    return given or (state.nats_url if state is not None else DEFAULT_NATS)
+
+
+def http_url(given: str, run_dir: Path) -> str:
+    state = _state(run_dir)
+    return (given or (state.url if state is not None else DEFAULT_HTTP)).rstrip("/")
+
+
+def _state(run_dir: Path) -> ClusterState | None:
+    return RunDir(run_dir).read()
