@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 from shared.core.blocks import TOKEN_BYTES, extend_chain, pack_tokens, root_key, unpack_tokens
-from shared.core.request_events import ChoiceSpec
+from shared.core.request_events import ChoiceSpec, LifecycleConfig
+from shared.core.token_order import TokenOrder
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
 from shared.protocol.requests import (
     HandoffTarget,
@@ -32,8 +34,9 @@ class Attempt:
         """None: one token only."""
         self.landing = b""
         self.heard_at = 0.0
-        self.end: tuple[int, Literal["stop", "length"]] | None = None
-        """Where the answer ends, by a node's word."""
+        self.gap_since = math.inf
+        self.end: dict[int, Literal["stop", "length"]] = {}
+        """How long the whole answer is and why it ends there, by a node's word."""
         self.decode_heard = False
         self.prefill_lost = False
         self.asked: set[NodeId] = set()
@@ -61,9 +64,21 @@ class Attempt:
         self.heard_at = now
         self.unanswered = self.stuck = 0
         if delta.finish in ("stop", "length"):
-            self.end = delta.index + len(delta.tokens), delta.finish
+            self.end[delta.index + len(delta.tokens)] = delta.finish
         if self.decode is not None and node == self.decode.node and delta.tokens:
             self.decode_heard = True
+
+    def watch_gap(self, order: TokenOrder, now: float) -> None:
+        if not order.gap and all(end <= order.next_index for end in self.end):
+            self.gap_since = math.inf
+        elif self.gap_since == math.inf:
+            self.gap_since = now
+
+    def quiet_until(self, config: LifecycleConfig) -> float:
+        """When to ask what became of the tokens."""
+        if self.asked:
+            return math.inf
+        return min(self.heard_at + config.idle_sync_s, self.gap_since + config.gap_sync_s)
 
     def makers(self, next_index: int) -> list[NodeId]:
         """Who should be making token `next_index`: prefill the attempt's first, decode the others. If the first
@@ -153,6 +168,7 @@ def prefill_job(spec: ChoiceSpec, attempt: Attempt, answer: Sequence[int], budge
         handoff=HandoffTarget(attempt.decode, attempt.landing) if attempt.decode is not None else None,
         budget_s=budget_s,
         first_index=attempt.first_index,
+        prompt_tokens=spec.prompt_tokens + len(answer),
     )
 
 

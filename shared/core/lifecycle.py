@@ -12,6 +12,7 @@ rest (prompt + tokens so far) again when a node is lost. What an earlier attempt
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from shared.protocol.ids import AttemptId, NodeId, attempt_id
 from shared.protocol.requests import TokenDelta
 
 Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
+FinishReason = Literal["stop", "length"]
 
 
 class InvalidTransition(Exception):
@@ -48,12 +50,11 @@ class RequestMachine:
         self.syncs = 0
         self.outcome = ""
         """finished, failed or aborted, once ended."""
-        self._story: list[str] = []
+        self._story: deque[tuple[float, str, str]] = deque(maxlen=40)
         self._commands: list[Command] = []
         self._deadline = math.inf
         self._resume_at = math.inf
         self._timer = math.inf
-        self._gap_since = math.inf
         self._bus_down = False
         self._bus_found_at = -math.inf
         self._patience = Patience(self.config)
@@ -64,8 +65,7 @@ class RequestMachine:
     def handle(self, event: Event, now: float) -> list[Command]:
         self._commands = []
         handler = self._handler(event)
-        self._story.append(f"{now:.3f} {self.phase} {type(event).__name__}")
-        del self._story[:-40]
+        self._story.append((now, self.phase, type(event).__name__))
         handler(self, event, now)
         self._set_timer()
         return self._commands
@@ -78,8 +78,9 @@ class RequestMachine:
             return RequestMachine._on_stale
         row = TABLE.get(type(event))
         if row is None or self.phase not in row[0]:
-            story = "\n  ".join([f"of choice {self.spec.choice} of {self.spec.request}", *self._story])
-            raise InvalidTransition(f"{type(event).__name__} in {self.phase}\n  {story}")
+            story = "".join(f"\n  {at:.3f} {phase}: {name}" for at, phase, name in self._story)
+            choice = f"choice {self.spec.choice} of {self.spec.request}"
+            raise InvalidTransition(f"{type(event).__name__} in {self.phase}, {choice}{story}")
         return row[1]
 
     # -- start, time, client -----------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class RequestMachine:
             self._fail(late if self.phase == "running" else self._patience.last_error)
         elif self.phase == "waiting" and now >= self._resume_at:
             self._place(now)
-        elif self.phase == "running" and now >= self._quiet_until():
+        elif self.phase == "running" and now >= self.next_timer():
             self._ask_makers(now)
 
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
@@ -208,16 +209,15 @@ class RequestMachine:
         elif delta.finish == "failed":
             self._fail(WireError("internal", delta.error))
         else:
-            self._watch_gap(now)
+            attempt.watch_gap(self.order, now)
 
     def _complete(self, node: NodeId, tokens: tuple[int, ...]) -> bool:
         """Whether the answer is whole; ends it if so."""
-        attempt = self._current()
-        sampling = self.spec.sampling
         count = self.order.next_index
-        said = attempt.end[1] if attempt.end is not None and attempt.end[0] == count else None
+        said = self._current().end.get(count)
+        sampling = self.spec.sampling
         if said == "stop" or (tokens and not sampling.ignore_eos and tokens[-1] in sampling.eos_token_ids):
-            reason: Literal["stop", "length"] = "stop"
+            reason: FinishReason = "stop"
         elif said == "length" or count == self.spec.max_new_tokens:
             reason = "length"
         else:
@@ -226,26 +226,12 @@ class RequestMachine:
         self._finish(reason, count)
         return True
 
-    def _watch_gap(self, now: float) -> None:
-        attempt = self._current()
-        gap = self.order.gap or (attempt.end is not None and attempt.end[0] > self.order.next_index)
-        if not gap:
-            self._gap_since = math.inf
-        elif self._gap_since == math.inf:
-            self._gap_since = now
-
     # -- asking what became of them ----------------------------------------------------------------------------
-
-    def _quiet_until(self) -> float:
-        attempt = self._current()
-        if attempt.asked or self._bus_down:
-            return math.inf
-        return min(attempt.heard_at + self.config.idle_sync_s, self._gap_since + self.config.gap_sync_s)
 
     def _ask_makers(self, now: float) -> None:
         """Ask the node that should be making tokens (one question out per node)."""
         attempt = self._current()
-        self._gap_since = math.inf
+        attempt.gap_since = math.inf
         for node in attempt.makers(self.order.next_index):
             if node not in attempt.asked:
                 attempt.asked.add(node)
@@ -343,7 +329,6 @@ class RequestMachine:
     def _drop_attempt(self, reason: str, all_but: NodeId = "") -> None:
         attempt, self.attempt = self.attempt, None
         self.order.forget_early()
-        self._gap_since = math.inf
         if attempt is not None:
             holders = [node for node in attempt.holders(self.phase) if node != all_but]
             self._commands += [ev.Cancel(node, attempt.id, reason) for node in holders]
@@ -360,7 +345,7 @@ class RequestMachine:
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def _finish(self, reason: Literal["stop", "length"], tokens: int) -> None:
+    def _finish(self, reason: FinishReason, tokens: int) -> None:
         self._end("finished")
         cached = self.cached_tokens or 0
         self._commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
@@ -383,7 +368,9 @@ class RequestMachine:
             return math.inf
         if self.phase == "waiting":
             return min(self._deadline, self._resume_at)
-        return min(self._deadline, self._quiet_until()) if self.phase == "running" else self._deadline
+        if self.phase == "running" and not self._bus_down:
+            return min(self._deadline, self._current().quiet_until(self.config))
+        return self._deadline
 
     def _set_timer(self) -> None:
         at = self.next_timer()
