@@ -74,6 +74,10 @@ class NodeLoad(Struct, frozen=True, tag="node_load"):
     """Monotonic totals for status, metrics and tests, e.g. prompt_tokens_computed, bytes_received."""
     block_events_seq: int = 0
     """Sequence number of the last BlockEvents published (a receiver behind it has lost some)."""
+    cost: CostCoefficients | None = None
+    """The time model as fitted by now; None: as announced."""
+    cost_samples: int = 0
+    """Measurements behind the time model that matters for the role (prefill steps, decode steps); 0: a guess."""
 
 
 class NodeLeft(Struct, frozen=True, tag="node_left"):

@@ -1,0 +1,175 @@
+"""Who is there: announcements and heartbeats in, changes out.
+
+One life (incarnation) of a node at a time: a new one ends the old, and what an ended one still sends is ignored.
+A life whose heartbeat stays away for `lost_after_s` is lost until it is heard again. While the own bus is down
+nobody is judged, and when it is back everybody gets one grace period to be heard.
+
+Used by the conductor, by gateways and by `tsukimi status`. Knows nothing of what the nodes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from shared.protocol.cluster import NodeInfo, NodeLoad, Stage
+from shared.protocol.ids import Incarnation, NodeId, NodeRef, Role
+
+ChangeKind = Literal["joined", "stage", "lost", "returned", "left"]
+
+ENDED_KEPT = 16
+"""Ended lives of one node that are remembered, so that their late messages are recognised."""
+
+
+class Change(Struct, frozen=True):
+    """What became of a life of a node. `left` also: replaced by a new life."""
+
+    kind: ChangeKind
+    role: Role
+    ref: NodeRef
+    stage: Stage
+
+
+class Member(Struct):
+    """A node's current life. Read-only for everyone but Membership."""
+
+    info: NodeInfo
+    stage: Stage
+    seen_s: float
+    load: NodeLoad | None = None
+    alive: bool = True
+
+    @property
+    def ref(self) -> NodeRef:
+        return self.info.ref
+
+    @property
+    def ready(self) -> bool:
+        """May be given work."""
+        return self.alive and self.stage == "ready"
+
+
+class Membership:
+    """Every method returns the changes it caused, in order; repeated and outdated messages cause none."""
+
+    def __init__(self, lost_after_s: float, forget_after_s: float = 900.0) -> None:
+        self.lost_after_s = lost_after_s
+        self.forget_after_s = forget_after_s
+        self._members: dict[NodeId, Member] = {}
+        self._ended: dict[NodeId, list[Incarnation]] = {}
+        self._bus_is_down = False
+        self.strangers = False
+        """A heartbeat came from a life that never announced itself: a roll call is due. Reset by the caller."""
+
+    # -- what happened -----------------------------------------------------------------------------------------
+
+    def announced(self, info: NodeInfo, now: float) -> list[Change]:
+        """Also a stage change, or an answer to a roll call."""
+        name = info.ref.node
+        if self._has_ended(name, info.ref.incarnation):
+            return []
+        member = self._members.get(name)
+        if member is None or member.ref.incarnation != info.ref.incarnation:
+            changes = [] if member is None else self._end(member)
+            self._members[name] = member = Member(info=info, stage=info.stage, seen_s=now)
+            return [*changes, _change("joined", member)]
+        member.info = info
+        return self._heard(member, info.stage, now)
+
+    def loaded(self, load: NodeLoad, now: float) -> list[Change]:
+        """A heartbeat. One that is older than the last only shows that the node is alive."""
+        member = self._members.get(load.node)
+        if member is None or member.ref.incarnation != load.incarnation:
+            if not self._has_ended(load.node, load.incarnation):
+                self.strangers = True
+            return []
+        if member.load is not None and load.seq <= member.load.seq:
+            return self._heard(member, member.stage, now)
+        member.load = load
+        return self._heard(member, load.stage, now)
+
+    def departed(self, node: NodeId, incarnation: Incarnation) -> list[Change]:
+        """A graceful end."""
+        member = self._members.get(node)
+        if member is None or member.ref.incarnation != incarnation:
+            return []
+        del self._members[node]
+        return self._end(member)
+
+    def ticked(self, now: float) -> list[Change]:
+        """Call a few times within lost_after_s."""
+        if self._bus_is_down:
+            return []
+        changes: list[Change] = []
+        for name, member in list(self._members.items()):
+            silent_s = now - member.seen_s
+            if member.alive and silent_s > self.lost_after_s:
+                member.alive = False
+                changes.append(_change("lost", member))
+            elif not member.alive and silent_s > self.forget_after_s:
+                del self._members[name]
+        return changes
+
+    def bus_lost(self) -> None:
+        self._bus_is_down = True
+
+    def bus_found(self, now: float) -> None:
+        self._bus_is_down = False
+        for member in self._members.values():
+            if member.alive:
+                member.seen_s = now
+
+    # -- who is there ------------------------------------------------------------------------------------------
+
+    def get(self, node: NodeId) -> Member | None:
+        """The current life, alive or lost."""
+        return self._members.get(node)
+
+    def is_current(self, node: NodeId, incarnation: Incarnation) -> bool:
+        member = self._members.get(node)
+        return member is not None and member.ref.incarnation == incarnation
+
+    def __iter__(self) -> Iterator[Member]:
+        """All current lives, lost ones included, in the order they joined."""
+        return iter(self._members.values())
+
+    def ready(self, role: Role) -> list[Member]:
+        """Those that may be given work, in the order they joined."""
+        return [m for m in self._members.values() if m.info.role == role and m.ready]
+
+    def check(self) -> None:
+        for name, member in self._members.items():
+            assert member.ref.node == name, f"{name} is filed under another name"
+            assert not self._has_ended(name, member.ref.incarnation), f"{name}'s current life has ended"
+            if member.load is not None:
+                assert member.load.incarnation == member.ref.incarnation, f"{name} has another life's load"
+        for name, ended in self._ended.items():
+            assert len(ended) <= ENDED_KEPT, f"too many ended lives of {name}"
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _heard(self, member: Member, stage: Stage, now: float) -> list[Change]:
+        member.seen_s = now
+        changes = []
+        if not member.alive:
+            member.alive = True
+            changes.append(_change("returned", member))
+        if stage != member.stage and member.stage != "draining":  # draining is final
+            member.stage = stage
+            changes.append(_change("stage", member))
+        return changes
+
+    def _end(self, member: Member) -> list[Change]:
+        ended = self._ended.setdefault(member.ref.node, [])
+        ended.append(member.ref.incarnation)
+        del ended[:-ENDED_KEPT]
+        return [_change("left", member)]
+
+    def _has_ended(self, node: NodeId, incarnation: Incarnation) -> bool:
+        return incarnation in self._ended.get(node, ())
+
+
+def _change(kind: ChangeKind, member: Member) -> Change:
+    return Change(kind=kind, role=member.info.role, ref=member.ref, stage=member.stage)
