@@ -1,0 +1,100 @@
+"""How a node is known in the cluster: announcements, heartbeats, and a word on leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from shared.io.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.cluster import NodeInfo, NodeLeft, NodeLoad, RollCall
+from shared.protocol.errors import TsukimiError
+from shared.protocol.ids import Incarnation, NodeId, Role
+
+log = structlog.get_logger(__name__)
+
+COALESCE_S = 0.02
+"""Heartbeats on change are at least this far apart."""
+
+
+class Known(Protocol):
+    """What can tell who it is and how busy."""
+
+    def info(self) -> NodeInfo: ...
+
+    def load(self, seq: int) -> NodeLoad: ...
+
+
+class Presence:
+    """Announces a node at start, when asked, after a reconnect, and on roll calls; beats every `heartbeat_s` and on
+    change. While disconnected it stays silent (old heartbeats are worse than none) and catches up at the reconnect."""
+
+    def __init__(
+        self, bus: Bus, role: Role, node: NodeId, incarnation: Incarnation, heartbeat_s: float
+    ) -> None:
+        self._bus = bus
+        self._node = node
+        self._incarnation = incarnation
+        self._heartbeat_s = heartbeat_s
+        self._subject = subjects.heartbeat(role, node)
+        self._known: Known | None = None
+        self._seq = 0
+        self._changed = asyncio.Event()
+        self._unannounced = asyncio.Event()
+
+    async def begin(self, known: Known, tasks: asyncio.TaskGroup) -> None:
+        """Announce, and keep doing what the class says until `tasks` end."""
+        self._known = known
+        self._bus.on_connection(self._on_connection)
+        await self._bus.subscribe(subjects.ROLL_CALL, RollCall, self._on_roll_call)
+        await self.announce_now()
+        tasks.create_task(self._beat())
+        tasks.create_task(self._announce_when_found())
+
+    async def announce_now(self) -> None:
+        if self._known is not None and self._bus.connected:
+            await self._publish(subjects.ANNOUNCE, self._known.info())
+        self.heartbeat_soon()
+
+    def heartbeat_soon(self) -> None:
+        self._changed.set()
+
+    async def leave(self) -> None:
+        """A graceful end: nobody need wait for the heartbeats to stop."""
+        if self._known is not None and self._bus.connected:
+            await self._publish(subjects.LEAVE, NodeLeft(self._node, self._incarnation))
+        self._known = None
+
+    async def _beat(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._known is not None and self._bus.connected:
+                self._seq += 1
+                await self._publish(self._subject, self._known.load(self._seq))
+            await asyncio.sleep(min(COALESCE_S, self._heartbeat_s))
+            try:
+                async with asyncio.timeout(self._heartbeat_s - COALESCE_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _announce_when_found(self) -> None:
+        while True:
+            await self._unannounced.wait()
+            self._unannounced.clear()
+            await self.announce_now()
+
+    def _on_connection(self, up: bool) -> None:
+        if up:
+            self._unannounced.set()
+
+    async def _on_roll_call(self, _: RollCall) -> None:
+        await self.announce_now()
+
+    async def _publish(self, subject: str, message: NodeInfo | NodeLoad | NodeLeft) -> None:
+        try:
+            await self._bus.publish(subject, message)
+        except TsukimiError as e:  # the connection went away just now: the next beat or reconnect tells
+            log.warning("presence_not_published", subject=subject, error=str(e))
