@@ -1,0 +1,1 @@
+"""Ways to move frames and pages between two processes, behind one protocol (transports.base)."""
