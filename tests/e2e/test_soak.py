@@ -1,0 +1,43 @@
+"""A hundred streams leave nothing behind (issue 2, bar 7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.ask import many, stream
+from tests.support.launched import Launched, launched
+from tests.support.model import model_folder
+from tests.support.prompts import english_ids
+
+STREAMS, AT_ONCE, NEW_TOKENS = 100, 16, 64
+
+
+def _rss(cluster: Launched) -> dict[str, int]:
+    return {n["node"]: psutil.Process(n["pid"]).memory_info().rss for n in cluster.status()["nodes"]}
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_a_hundred_streams_sixteen_at_a_time(tmp_path: Path) -> None:
+    with launched(tmp_path / "run", "--model", str(model_folder())) as cluster:
+        limits = httpx.Limits(max_connections=AT_ONCE)
+        async with httpx.AsyncClient(base_url=cluster.url, limits=limits) as client:
+            runs, rss = [], []
+            for run in range(2):
+                prompts = [english_ids(20 + i % 7, skip=40 * i + run) for i in range(STREAMS)]
+                jobs = [lambda p=p: stream(client, p, NEW_TOKENS) for p in prompts]
+                answers = await many(client, jobs, AT_ONCE)
+                assert all(a.finish_reason == "length" and a.completion_tokens == NEW_TOKENS for a in answers)
+                assert all(len(a.token_ids) == NEW_TOKENS for a in answers)
+                status = cluster.wait_idle()
+                assert status["kv_blocks_held"] == 0
+                runs.append(answers)
+                rss.append(_rss(cluster))
+    growth = {node: rss[1][node] / rss[0][node] - 1 for node in rss[0]}
+    print({node: f"{g:+.2%}" for node, g in growth.items()})
+    assert all(g <= 0.05 for g in growth.values()), growth
