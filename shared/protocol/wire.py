@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from shared.protocol.errors import Invalid
 
@@ -14,12 +15,20 @@ _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
+class Undecoded(Struct, frozen=True):
+    """A message left as it came, or to be sent as it is: for subjects on which more than msgpack is spoken."""
+
+    data: bytes
+
+
 def encode(message: Any) -> bytes:
-    return _encoder.encode(message)
+    return message.data if isinstance(message, Undecoded) else _encoder.encode(message)
 
 
 def decode(data: bytes | memoryview, type_: Any) -> Any:
     """Decode `data` as `type_` (a Struct or a union of tagged Structs). Raises Invalid naming what is wrong."""
+    if type_ is Undecoded:
+        return Undecoded(bytes(data))
     decoder = _decoders.get(type_)
     if decoder is None:
         decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)
