@@ -94,7 +94,7 @@ def load_config(
 
 def describe(config_type: type[BaseConfig], role: str) -> str:
     """The text of --help."""
-    lines = [f"python -m services.{role} [--field value] ...", ""]
+    lines = [f"Configuration of the {role} service, given as --field value:", ""]
     docs = field_docs(config_type)
     hints = get_type_hints(config_type)
     for field in msgspec.structs.fields(config_type):

@@ -35,6 +35,9 @@ PING_S = 2
 """A connection that answers no ping for three of these is taken for lost."""
 FLUSH_S = 5
 LOG_EVERY_S = 5.0
+INBOX_MESSAGES = 1 << 16
+INBOX_BYTES = 64 << 20
+"""What may wait for a subscription's turn on the event loop; more is dropped and counted as messages_dropped."""
 
 
 async def connect(
@@ -54,13 +57,21 @@ async def connect(
     return bus
 
 
+class _Client(Client):
+    async def flush(self, timeout: int = FLUSH_S) -> None:
+        """A round trip behind everything pending. The base class sends its PING ahead of what waits to be written, so
+        that a drain would end before the server knew of it."""
+        await self._flush_pending(force_flush=True)
+        await super().flush(timeout)
+
+
 class NatsBus:
     """See shared.io.bus.Bus. `failed` ends with an exception if the connection is given up for good: a bug, or a server
     that threw us out; a service lets that end its process."""
 
     def __init__(self, max_handlers: int, close_timeout_s: float) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._client = Client()
+        self._client = _Client()
         self._url = ""
         self._dispatcher = Dispatcher(self._respond, lambda: self.max_payload_bytes, max_handlers)
         self._replies = Replies(f"_INBOX.{uuid.uuid4().hex}")
@@ -105,7 +116,10 @@ class NatsBus:
         await self._dispatcher.drain(self._close_timeout_s)
         await self.flush()
         self._up = False
-        await self._client.close()
+        try:
+            await self._client.close()
+        except (nats.errors.Error, OSError) as e:  # what was still to be sent found no connection
+            log.warning("bus_closed_with_unsent_messages", error=str(e))
         self._replies.fail_all("the bus is closed")
 
     # -- speaking ----------------------------------------------------------------------------------------------------
@@ -180,7 +194,9 @@ class NatsBus:
             take(Inbound(message.subject, message.data, message.reply))
 
         with translated():
-            subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)
+            subscription = await self._client.subscribe(
+                subject, queue, on_message, pending_msgs_limit=INBOX_MESSAGES, pending_bytes_limit=INBOX_BYTES
+            )
         self._subscriptions.append(subscription)
         await self.flush()
         return _Subscription(lambda: self._drop(subscription))

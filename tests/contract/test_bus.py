@@ -1,0 +1,412 @@
+"""What every bus guarantees, asked of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from shared.io.bus import Bus
+from shared.io.memory_bus import MemoryBroker
+from shared.io.nats_bus import connect
+from shared.protocol.errors import (
+    BlockMissing,
+    DeadlineExceeded,
+    Internal,
+    Invalid,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+)
+from shared.protocol.wire import encode
+from tests.support.nats import nats_server
+from tests.support.until import until
+
+MAX_PAYLOAD_BYTES = 1 << 20
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    n: int = 0
+    data: bytes = b""
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    n: int = 0
+    data: bytes = b""
+
+
+class Other(Struct, frozen=True, tag="other"):
+    """Does not decode as a Ping."""
+
+
+class House:
+    """Opens buses that can talk to each other."""
+
+    def __init__(self, open_bus: Callable[..., Awaitable[Bus]]) -> None:
+        self._open = open_bus
+        self._buses: list[Bus] = []
+
+    async def bus(self, **options: Any) -> Bus:
+        bus = await self._open(name=f"bus-{len(self._buses)}", **options)
+        self._buses.append(bus)
+        return bus
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    if request.param == "memory":
+        broker = MemoryBroker(max_payload_bytes=MAX_PAYLOAD_BYTES)
+
+        async def open_memory(**options: Any) -> Bus:
+            return broker.connect(**options)
+
+        house = House(open_memory)
+        yield house
+        await house.close()
+        return
+    async with nats_server() as server:
+
+        async def open_nats(**options: Any) -> Bus:
+            return await connect(server.url, **options)
+
+        house = House(open_nats)
+        yield house
+        await house.close()
+
+
+async def pong(ping: Ping) -> Pong:
+    return Pong(ping.n + 1, ping.data)
+
+
+def sized(type_: type[Any], size_bytes: int) -> Any:
+    """A message of exactly so many bytes."""
+    overhead = len(encode(type_(data=bytes(size_bytes)))) - size_bytes
+    message = type_(data=bytes(size_bytes - overhead))
+    assert len(encode(message)) == size_bytes
+    return message
+
+
+# -- asking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_request_and_reply(house: House) -> None:
+    server, client = await house.bus(), await house.bus()
+    await server.subscribe("svc.ping", Ping, pong)
+    assert await client.request("svc.ping", Ping(41, b"x"), Pong, 5.0) == Pong(42, b"x")
+
+
+async def test_a_bus_hears_its_own_messages(house: House) -> None:
+    bus = await house.bus()
+    await bus.subscribe("svc.ping", Ping, pong)
+    assert await bus.request("svc.ping", Ping(1), Pong, 5.0) == Pong(2)
+
+
+async def test_a_raised_error_arrives_as_it_was(house: House) -> None:
+    async def refuse(_: Ping) -> Pong:
+        raise Overloaded("full", retry_after_s=1.5)
+
+    async def miss(_: Ping) -> Pong:
+        raise BlockMissing("block 3", param="keys")
+
+    bus = await house.bus()
+    await bus.subscribe("svc.refuse", Ping, refuse)
+    await bus.subscribe("svc.miss", Ping, miss)
+    with pytest.raises(Overloaded, match="full") as overloaded:
+        await bus.request("svc.refuse", Ping(), Pong, 5.0)
+    assert overloaded.value.retry_after_s == 1.5
+    with pytest.raises(BlockMissing, match="block 3") as missing:
+        await bus.request("svc.miss", Ping(), Pong, 5.0)
+    assert missing.value.param == "keys"
+
+
+async def test_a_bug_in_a_handler_is_an_opaque_internal_error(house: House) -> None:
+    async def fail(_: Ping) -> Pong:
+        raise KeyError("the secret of the house")
+
+    bus = await house.bus()
+    await bus.subscribe("svc.fail", Ping, fail)
+    with pytest.raises(Internal) as e:
+        await bus.request("svc.fail", Ping(), Pong, 5.0)
+    assert "secret" not in str(e.value)
+    assert bus.counters["handler_bugs"] == 1
+
+
+async def test_a_message_that_does_not_decode_is_answered_invalid_and_counted(house: House) -> None:
+    calls: list[Ping] = []
+
+    async def count(ping: Ping) -> Pong:
+        calls.append(ping)
+        return Pong()
+
+    bus = await house.bus()
+    await bus.subscribe("svc.ping", Ping, count)
+    await bus.subscribe_ordered("svc.ordered", Ping, calls.append)
+    with pytest.raises(Invalid, match="malformed"):
+        await bus.request("svc.ping", Other(), Pong, 5.0)
+    await bus.publish("svc.ordered", Other())
+    await bus.publish("svc.ordered", Ping(7))
+    await until(lambda: calls == [Ping(7)])
+    assert bus.counters["messages_undecodable"] == 2
+
+
+async def test_an_answer_of_another_type_is_invalid(house: House) -> None:
+    bus = await house.bus()
+    await bus.subscribe("svc.ping", Ping, pong)
+    with pytest.raises(Invalid):
+        await bus.request("svc.ping", Ping(), Other, 5.0)
+
+
+async def test_nothing_returned_answers_an_asker_at_once(house: House) -> None:
+    async def nothing(_: Ping) -> None: ...
+
+    bus = await house.bus()
+    await bus.subscribe("svc.nothing", Ping, nothing)
+    with pytest.raises(Invalid):
+        await bus.request("svc.nothing", Ping(), Pong, 5.0)
+
+
+async def test_pitfall_6_11_nobody_listening_is_unavailable_long_before_the_time_out(house: House) -> None:
+    bus, gone = await house.bus(), await house.bus()
+    subscription = await gone.subscribe("svc.gone", Ping, pong)
+    assert await bus.request("svc.gone", Ping(), Pong, 5.0) == Pong(1)
+    await subscription.unsubscribe()
+    async with asyncio.timeout(5.0):
+        for subject in ("svc.never", "svc.gone"):
+            with pytest.raises(Unavailable):
+                await bus.request(subject, Ping(), Pong, 3600.0)
+
+
+async def test_a_silent_handler_is_a_passed_deadline(house: House) -> None:
+    async def sleep(_: Ping) -> Pong:
+        await asyncio.sleep(0.5)
+        return Pong()
+
+    bus = await house.bus()
+    await bus.subscribe("svc.sleep", Ping, sleep)
+    with pytest.raises(DeadlineExceeded, match=r"svc\.sleep"):
+        await bus.request("svc.sleep", Ping(), Pong, 0.05)
+
+
+async def test_a_stream_of_replies_arrives_in_order_on_the_reply_subject(house: House) -> None:
+    async def count(ping: Ping) -> Any:
+        async def parts() -> AsyncIterator[Pong]:
+            for n in range(ping.n):
+                yield Pong(n)
+
+        return parts()
+
+    bus = await house.bus()
+    await bus.subscribe("svc.count", Ping, count)
+    assert await bus.request("svc.count", Ping(3), Pong, 5.0) == Pong(0)
+
+
+# -- telling ---------------------------------------------------------------------------------------------------------
+
+
+async def test_everybody_gets_what_is_published_and_one_of_each_queue_group(house: House) -> None:
+    got: list[str] = []
+
+    def taker(name: str) -> Any:
+        async def take(_: Ping) -> None:
+            got.append(name)
+
+        return take
+
+    buses = [await house.bus() for _ in range(3)]
+    for bus in buses:
+        await bus.subscribe("news", Ping, taker("plain"))
+        await bus.subscribe("news", Ping, taker("a"), queue="a")
+        await bus.subscribe("news", Ping, taker("b"), queue="b")
+    for _ in range(10):
+        await buses[0].publish("news", Ping())
+    await until(lambda: len(got) >= 50)
+    await buses[0].flush()
+    assert {name: got.count(name) for name in set(got)} == {"plain": 30, "a": 10, "b": 10}
+
+
+async def test_ordered_messages_keep_their_order(house: House) -> None:
+    sender, receiver = await house.bus(), await house.bus()
+    got: list[int] = []
+    await receiver.subscribe_ordered("count.*", Ping, lambda m: got.append(m.n))
+    for n in range(2000):
+        await sender.publish(f"count.{n % 2}", Ping(n))
+    await until(lambda: len(got) == 2000)
+    assert got == list(range(2000))
+
+
+async def test_an_exception_of_an_ordered_handler_does_not_stop_the_stream(house: House) -> None:
+    bus = await house.bus()
+    got: list[int] = []
+
+    def take(ping: Ping) -> None:
+        if ping.n == 1:
+            raise KeyError("one")
+        got.append(ping.n)
+
+    await bus.subscribe_ordered("count", Ping, take)
+    for n in range(3):
+        await bus.publish("count", Ping(n))
+    await until(lambda: got == [0, 2])
+    assert bus.counters["handler_bugs"] == 1
+
+
+async def test_wildcards(house: House) -> None:
+    bus = await house.bus()
+    star: list[int] = []
+    rest: list[int] = []
+    await bus.subscribe_ordered("a.*.c", Ping, lambda m: star.append(m.n))
+    await bus.subscribe_ordered("a.>", Ping, lambda m: rest.append(m.n))
+    for n, subject in enumerate(["a.b.c", "a.b", "a.b.c.d", "a", "b.b.c"]):
+        await bus.publish(subject, Ping(n))
+    await bus.publish("a.x.c", Ping(9))
+    await until(lambda: star == [0, 9])
+    assert rest == [0, 1, 2, 9]
+
+
+async def test_unsubscribe_ends_delivery_and_may_be_repeated(house: House) -> None:
+    bus = await house.bus()
+    got: list[int] = []
+    subscription = await bus.subscribe_ordered("count", Ping, lambda m: got.append(m.n))
+    await bus.publish("count", Ping(1))
+    await until(lambda: got == [1])
+    await subscription.unsubscribe()
+    await subscription.unsubscribe()
+    await bus.publish("count", Ping(2))
+    await bus.flush()
+    assert got == [1]
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_slow_handler_delays_no_other(house: House) -> None:
+    release = asyncio.Event()
+
+    async def wait(ping: Ping) -> Pong:
+        if ping.n == 0:
+            await release.wait()
+        return Pong(ping.n)
+
+    bus = await house.bus()
+    await bus.subscribe("svc.wait", Ping, wait)
+    slow = asyncio.ensure_future(bus.request("svc.wait", Ping(0), Pong, 60.0))
+    for n in range(1, 20):
+        assert await bus.request("svc.wait", Ping(n), Pong, 5.0) == Pong(n)
+    assert not slow.done()
+    release.set()
+    assert await slow == Pong(0)
+
+
+async def test_a_full_subscription_answers_overloaded_and_starves_no_other(house: House) -> None:
+    release = asyncio.Event()
+    running = 0
+
+    async def wait(_: Ping) -> Pong:
+        nonlocal running
+        running += 1
+        await release.wait()
+        return Pong()
+
+    bus = await house.bus(max_handlers=3)
+    await bus.subscribe("svc.wait", Ping, wait)
+    await bus.subscribe("svc.ping", Ping, pong)
+    slow = [asyncio.ensure_future(bus.request("svc.wait", Ping(), Pong, 60.0)) for _ in range(3)]
+    await until(lambda: running == 3)
+    with pytest.raises(Overloaded) as e:
+        await bus.request("svc.wait", Ping(), Pong, 60.0)
+    assert e.value.retry_after_s
+    assert bus.counters["messages_refused"] == 1
+    assert await bus.request("svc.ping", Ping(1), Pong, 5.0) == Pong(2)
+    release.set()
+    assert await asyncio.gather(*slow) == [Pong()] * 3
+    assert await bus.request("svc.wait", Ping(), Pong, 5.0) == Pong()
+
+
+@pytest.mark.parametrize("size_bytes", [MAX_PAYLOAD_BYTES - 1, MAX_PAYLOAD_BYTES])
+async def test_pitfall_6_1_a_payload_up_to_the_bound_passes_both_ways(house: House, size_bytes: int) -> None:
+    bus = await house.bus()
+    assert bus.max_payload_bytes == MAX_PAYLOAD_BYTES
+    got: list[Ping] = []
+    await bus.subscribe_ordered("svc.take", Ping, got.append)
+    await bus.subscribe("svc.ping", Ping, pong)
+    message = sized(Ping, size_bytes)
+    await bus.publish("svc.take", message)
+    assert await bus.request("svc.ping", message, Pong, 30.0) == Pong(1, message.data)
+    await until(lambda: got == [message])
+
+
+async def test_pitfall_6_1_a_payload_over_the_bound_names_both_sizes(house: House) -> None:
+    async def large(_: Ping) -> Any:
+        return sized(Pong, MAX_PAYLOAD_BYTES + 1)
+
+    bus = await house.bus()
+    await bus.subscribe("svc.ping", Ping, pong)
+    await bus.subscribe("svc.large", Ping, large)
+    message = sized(Ping, MAX_PAYLOAD_BYTES + 1)
+    both = "1048577 bytes exceeds max_payload of 1048576"
+    with pytest.raises(TooLarge, match=both):
+        await bus.publish("svc.ping", message)
+    with pytest.raises(TooLarge, match=both):
+        await bus.request("svc.ping", message, Pong, 30.0)
+    with pytest.raises(TooLarge, match=both):
+        await bus.request("svc.large", Ping(), Pong, 30.0)
+    assert await bus.request("svc.ping", Ping(), Pong, 5.0) == Pong(1)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_pitfall_6_3_close_lets_running_handlers_finish_and_answer(house: House) -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+    told: list[Ping] = []
+
+    async def wait(ping: Ping) -> Pong:
+        started.set()
+        await release.wait()
+        await server.publish("told", ping)
+        return Pong(ping.n + 1)
+
+    server, client = await house.bus(), await house.bus()
+    await client.subscribe_ordered("told", Ping, told.append)
+    await server.subscribe("svc.wait", Ping, wait)
+    asked = asyncio.ensure_future(client.request("svc.wait", Ping(1), Pong, 60.0))
+    await started.wait()
+    closing = asyncio.ensure_future(server.close())
+    await until_unavailable(client, "svc.wait")
+    assert not closing.done()
+    release.set()
+    await closing
+    assert await asked == Pong(2)
+    await until(lambda: Ping(1) in told)
+
+
+async def test_close_may_be_repeated_and_nothing_works_afterwards(house: House) -> None:
+    bus = await house.bus()
+    await bus.close()
+    await bus.close()
+    assert not bus.connected
+    with pytest.raises(Unavailable):
+        await bus.publish("news", Ping())
+    with pytest.raises(Unavailable):
+        await bus.request("news", Ping(), Pong, 5.0)
+    with pytest.raises(Unavailable):
+        await bus.subscribe("news", Ping, pong)
+
+
+async def until_unavailable(bus: Bus, subject: str) -> None:
+    """Until nobody takes new requests. Ones that are taken meanwhile are left to their time-out."""
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                await bus.request(subject, Ping(), Pong, 0.05)
+            except DeadlineExceeded:
+                continue
+            except Unavailable:
+                return
