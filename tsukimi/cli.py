@@ -111,7 +111,7 @@ def status(
     if json:
         typer.echo(st.to_json(found))
     else:
-        st.show(found, Console())
+        st.show(found, wide_console())
 
 
 @app.command()
@@ -189,6 +189,12 @@ def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")]
     raise typer.Exit(
         subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode
     )
+
+
+def wide_console() -> Console:
+    """A terminal as it is; a pipe or file has no edge to break lines at."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def main() -> None:

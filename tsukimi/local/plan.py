@@ -24,7 +24,9 @@ MODULES: dict[Role, str] = {
 NATS = "nats"
 GATEWAY = "gateway-0"
 GRACE_S = 10.0
-"""What a service gets to drain; the launcher waits a little longer before it kills."""
+"""What a service gets to drain."""
+KILL_AFTER_S = 2.0
+"""How much longer the launcher waits before it kills."""
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -127,5 +129,12 @@ def _service(options: ClusterOptions, role: Role, name: str, fields: dict[str, s
         argv=(sys.executable, "-m", options.modules.get(role, MODULES[role]), *flags),
         needs=(NATS,),
         stop_wave=0 if role == "gateway" else 1,
-        grace_s=GRACE_S + 2.0,
+        grace_s=_grace_s(fields),
     )
+
+
+def _grace_s(fields: dict[str, str]) -> float:
+    try:
+        return float(fields["grace_s"]) + KILL_AFTER_S
+    except ValueError:  # the service will say what is wrong with it
+        return GRACE_S + KILL_AFTER_S

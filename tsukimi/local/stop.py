@@ -26,6 +26,7 @@ def down(run_dir: RunDir, *, kill: bool = False) -> str:
         send(state.launcher, signal.SIGKILL if kill else signal.SIGTERM)
         if wait_gone([state.launcher], PATIENCE_S):
             kill_all([state.launcher])
+    state = run_dir.read() or state  # what it had started by the end
     left = [p.process for p in state.processes if is_alive(p.process)]
     if kill_all(left):
         raise ToolError("some processes do not end: " + ", ".join(str(p.pid) for p in left))

@@ -268,7 +268,7 @@ class Supervisor:
             return [ShowStage(name, "stopped"), *self._next_wave(now)]
         s.failures = 0 if s.ready_this_life else s.failures + 1
         if code == CONFIG_ERROR:
-            return self._give_up(name, "its configuration cannot work (exit code 78)", now)
+            return self._give_up(name, "cannot work with its configuration (exit code 78)", now)
         if s.failures >= self._policy.give_up_after:
             return self._give_up(name, f"{how}, {s.failures} times in a row without becoming ready", now)
         delay_s = self._delay(s, now)
