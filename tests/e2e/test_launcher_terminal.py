@@ -8,14 +8,24 @@ import pty
 import sys
 from pathlib import Path
 
-from tests.e2e.launched import STAND_INS, free_port, nothing_left
+from tests.e2e.launcher_process import STAND_INS, nothing_left
+from tests.support.launched import free_port
 from tests.support.processes import wait_until
 from tsukimi.local.rundir import RunDir
 
 
 def test_ctrl_c_in_a_terminal_stops_all_in_order(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
-    arguments = ["up", "--model", "toy", "--run-dir", str(run_dir.path), "--port", str(free_port()), *STAND_INS]
+    arguments = [
+        "up",
+        "--model",
+        "toy",
+        "--run-dir",
+        str(run_dir.path),
+        "--port",
+        str(free_port()),
+        *STAND_INS,
+    ]
     arguments += ["--kv-memory", "1M", "--pool-memory", "1M"]
     pid, terminal = pty.fork()
     if pid == 0:

@@ -25,7 +25,7 @@ NATS = "nats"
 GATEWAY = "gateway-0"
 GRACE_S = 10.0
 """What a service gets to drain."""
-KILL_AFTER_S = 2.0
+KILL_AFTER_S = 5.0
 """How much longer the launcher waits before it kills."""
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

@@ -1,4 +1,4 @@
-"""A cluster started as a person starts it: `tsukimi up` in a process of its own."""
+"""A launcher in the foreground of its own process, for tests of the launcher itself (others: tests.support.launched)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.launched import free_port
 from tests.support.processes import spawn, tail, wait_until
 from tsukimi.local.processes import ProcessId, is_alive
 from tsukimi.local.rundir import ClusterState, RunDir
@@ -22,7 +23,7 @@ STAND_INS = [word for role in ROLES for word in ("--use", f"{role}=tests.e2e.sta
 """Arguments of `up` that put tests.e2e.standin in every role."""
 
 
-class Launched:
+class LauncherProcess:
     """One run dir and the launcher in it."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
@@ -94,22 +95,15 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(folder: Path, *arguments: str) -> Iterator[Launched]:
+def launched(folder: Path, *arguments: str) -> Iterator[LauncherProcess]:
     """A ready cluster, stopped in the end."""
-    cluster = Launched(folder, *arguments)
+    cluster = LauncherProcess(folder, *arguments)
     try:
         cluster.start()
         cluster.wait_ready()
         yield cluster
     finally:
         cluster.end()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def can_connect(port: int) -> bool:
