@@ -23,7 +23,7 @@ class EvictionPolicy(Protocol):
     def name(self) -> str: ...
 
     def rank(self, use: PageUse) -> tuple[int, ...]:
-        """The lowest rank is evicted first. Asked when a page becomes evictable; it is fixed until the page is used again."""
+        """The lowest rank is evicted first. Asked when a page becomes evictable, and kept until it is used again."""
         ...
 
 

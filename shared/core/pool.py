@@ -119,7 +119,7 @@ class BlockPool:
     # -- what pages contain ----------------------------------------------------------------------------------------
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
-        """Say that a held page contains the block `key`, complete. False if another page already does (it keeps the key)."""
+        """Say that a held page contains the block `key`, complete. False if another page has it already."""
         entry = self._pages[page]
         if entry.refs <= 0:
             raise ValueError(f"page {page} is not held")
@@ -186,7 +186,9 @@ class BlockPool:
                 self._evict(number, page)
                 return
         # Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it).
-        ranked = ((self._policy.rank(p), n) for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None)
+        ranked = (
+            (self._policy.rank(p), n) for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None
+        )
         number = min(ranked)[1]
         self._evict(number, self._pages[number])
 

@@ -1,0 +1,87 @@
+"""One attempt's sequence on a node: what it is, how far it has come, and who touches its pages."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from shared.core.ledger import Answer
+from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
+from shared.protocol.requests import BlockSource, FinishReason, TokenDelta
+from shared.protocol.sampling import SamplingParams, TokenLogprob
+
+
+class Sequence(Struct, kw_only=True, eq=False):
+    """Mutable; changed by the node's machine alone."""
+
+    attempt: AttemptId
+    gateway: NodeId
+    prompt_tokens: int
+    max_new_tokens: int
+    sampling: SamplingParams
+    keys: tuple[BlockKey, ...]
+    """Of the prompt's full blocks."""
+    tokens: bytes = b""
+    """The prompt, packed; empty where it is not computed here, and in the simulator."""
+    sources: tuple[BlockSource, ...] = ()
+    sources_tried: int = 0
+    pool_node: NodeRef | None = None
+    answer: Answer = field(default_factory=Answer)
+
+    computed: int = 0
+    """Tokens whose KV is in the pages."""
+    wanted: int = 0
+    """Tokens known: the prompt and all sampled ones."""
+    pages: list[int] = []
+    """pages[b] holds block b; each is held once in the pool."""
+    page_table: tuple[int, ...] = ()
+    """`pages`, frozen for steps."""
+    keyed: int = 0
+    """Leading blocks whose keys the pool knows."""
+    expected_s: float = 0.0
+    """Prefill time still to be spent on it, as predicted."""
+    ended: bool = False
+    """The attempt is over here; pages may still be touched."""
+
+    in_step: bool = False
+    fetching: int = -1
+    """First block of the fetch that is out; -1: none."""
+    pool_open: bool = False
+    pool_closing: bool = False
+
+    gateway_incarnation: Incarnation = ""
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing touches the pages: they may be given away."""
+        return not (self.in_step or self.pool_open or self.fetching >= 0)
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed >= self.prompt_tokens
+
+    def table(self) -> tuple[int, ...]:
+        if len(self.page_table) != len(self.pages):
+            self.page_table = tuple(self.pages)
+        return self.page_table
+
+    def take(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenDelta | None:
+        """Append sampled tokens, up to an EOS or the most wanted; returns what is new, its finish included."""
+        answer, sampling = self.answer, self.sampling
+        index = len(answer.tokens)
+        room = self.max_new_tokens - index
+        finish: FinishReason | None = "length" if len(tokens) >= room else None
+        kept = tokens[:room]
+        if not sampling.ignore_eos:
+            for i, token in enumerate(kept):
+                if token in sampling.eos_token_ids:
+                    kept, finish = kept[: i + 1], "stop"
+                    break
+        if not kept:
+            return None
+        answer.tokens.extend(kept)
+        logprobs = logprobs[: len(kept)]
+        answer.logprobs.extend(logprobs)
+        self.wanted = self.prompt_tokens + len(answer.tokens)
+        cached = answer.cached_tokens if index == 0 else None
+        answer.finish = finish
+        return TokenDelta(self.attempt, answer.first_index + index, kept, logprobs, finish, "", cached)

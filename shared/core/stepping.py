@@ -1,0 +1,109 @@
+"""The one engine step that may be out: from a plan to RunStep, and from its ending back to the plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from shared.core.blocks import TOKEN_BYTES
+from shared.core.sequence import Sequence
+from shared.core.steps import InterruptRun, RunStep, SequenceResult, SequenceStep, StepDone
+from shared.protocol.ids import AttemptId
+
+S = TypeVar("S", bound=Sequence)
+
+
+class Stepper(Generic[S]):
+    """At most one step is out. Sequences in it are marked, so that nobody frees their pages meanwhile.
+
+    When a step fails as a whole, somebody in it may be the cause: each of its sequences is run again alone, and one
+    that fails then is the cause.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.out: list[tuple[S, int]] | None = None
+        """The plan of the step that is out: sequence, tokens computed."""
+        self._up_to = 1
+        self._interrupted = False
+        self._suspects: deque[S] = deque()
+        self._retried: S | None = None
+        """The suspect that was chosen to run alone."""
+
+    def launch(self, plan: list[tuple[S, int]], up_to: int = 1) -> RunStep:
+        assert self.out is None, "a step is out"
+        self.step += 1
+        self.out, self._up_to, self._interrupted = plan, up_to, False
+        rows = []
+        for sequence, tokens in plan:
+            sequence.in_step = True
+            rows.append(sequence_step(sequence, tokens))
+        return RunStep(self.step, tuple(rows), up_to)
+
+    def interrupt(self) -> InterruptRun | None:
+        """Ask a repeating step to end soon; None if there is none or it was asked."""
+        if self.out is None or self._up_to == 1 or self._interrupted:
+            return None
+        self._interrupted = True
+        return InterruptRun(self.step)
+
+    def done(self, event: StepDone) -> list[tuple[S, int, SequenceResult]] | None:
+        """The plan with its results; None for a step that is not out. A sequence without a result gets an error."""
+        plan = self._take_back(event.step)
+        if plan is None:
+            return None
+        results = event.results
+        if len(results) != len(plan) or any(
+            r.attempt != s.attempt for r, (s, _) in zip(results, plan, strict=True)
+        ):
+            by_attempt = {r.attempt: r for r in results}
+            results = tuple(by_attempt.get(s.attempt) or no_result(s.attempt) for s, _ in plan)
+        return [(s, n, r) for (s, n), r in zip(plan, results, strict=True)]
+
+    def failed(self, step: int) -> list[S] | None:
+        """The sequences of the failed step that are known to be the cause; None for a step that is not out."""
+        plan = self._take_back(step)
+        if plan is None:
+            return None
+        if len(plan) == 1 and plan[0][0] is self._retried:
+            return [plan[0][0]]
+        self._suspects.extend(s for s, _ in plan)
+        return []
+
+    def suspects_first(self, rows: Iterable[S]) -> list[S]:
+        """Of the sequences that could run, those that may run together: one suspect alone, while there are any."""
+        runnable = list(rows)
+        self._retried = None
+        while self._suspects:
+            if self._suspects[0].ended:
+                self._suspects.popleft()
+                continue
+            if any(s is self._suspects[0] for s in runnable):
+                self._retried = self._suspects.popleft()
+                return [self._retried]
+            break  # it waits for something else; the others need not
+        return [s for s in runnable if s not in self._suspects] if self._suspects else runnable
+
+    def _take_back(self, step: int) -> list[tuple[S, int]] | None:
+        if self.out is None or step != self.step:
+            return None
+        plan, self.out = self.out, None
+        for sequence, _ in plan:
+            sequence.in_step = False
+        return plan
+
+
+def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
+    """The next `tokens` of a sequence; the last known token's step also samples."""
+    start = sequence.computed
+    sample = sequence.sampling if start + tokens == sequence.wanted else None
+    if start >= sequence.prompt_tokens:
+        ids = sequence.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
+    else:
+        ids = sequence.tokens[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
+    return SequenceStep(sequence.attempt, start, tokens, ids, sequence.table(), sample)
+
+
+def no_result(attempt: AttemptId) -> SequenceResult:
+    return SequenceResult(attempt, error="the engine gave no result")

@@ -1,0 +1,44 @@
+"""What a worker machine is told about itself."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from shared.core.cost import SMALL_MODEL_CPU
+from shared.protocol.cluster import CostCoefficients
+from shared.protocol.ids import Incarnation, NodeId
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True):
+    node: NodeId
+    incarnation: Incarnation
+    namespace: bytes
+    block_tokens: int
+    pages: int
+    context_tokens: int = 0
+    """Most tokens of one sequence; 0: as many as fit."""
+    max_running: int = 16
+    """Sequences in one step."""
+    max_waiting: int = 256
+    chunk_tokens: int = 512
+    """Most tokens of one step."""
+    gateway_lease_s: float = 10.0
+    """A gateway not seen for so long is gone, and what it owned is cancelled."""
+    remember_s: float = 60.0
+    """How long ended attempts can still be asked about."""
+    remember_attempts: int = 4096
+    token_ids: bool = True
+    """False in the simulator: prompts come without their ids."""
+    eviction: str = "lru"
+    cost: CostCoefficients = SMALL_MODEL_CPU
+    fit_cost: bool = True
+    """Learn the time model from own measurements."""
+
+
+COUNTERS = (
+    "accepted", "refused", "orphaned", "late_ignored",
+    "ended_stop", "ended_length", "ended_moved", "ended_failed", "ended_quietly",
+    "steps", "steps_failed", "prompt_tokens_computed", "tokens_generated", "cached_tokens",
+    "fetched_tokens", "fetches_failed", "blocks_pooled", "pool_writes_failed",
+)  # fmt: skip
+"""Monotonic totals of every worker. ended_quietly: handed over or cancelled."""
