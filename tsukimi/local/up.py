@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from shared.io.models import ALIASES, looks_like_hub_id, resolve_model
+from shared.protocol.errors import Invalid
 from tsukimi.errors import ToolError
 from tsukimi.local import nats
 from tsukimi.local.launcher import Addresses, Launcher
@@ -27,14 +29,14 @@ def up(options: ClusterOptions, run_dir: RunDir, console: Console) -> int:
     keep_state = True
     try:
         preflight(options)
-        fetch_model(options.model)
+        model = fetch_model(options.model)
         port = nats.free_port()
         specs = plan(options, port, run_dir.nats_store, nats.find_binary())
         addresses = Addresses(nats_port=port, http_host=HTTP_HOST, http_port=options.port)
         report = make_report(console)
         try:
             launcher = Launcher(
-                specs, run_dir, addresses, options.model, report, summary(options, run_dir, addresses)
+                specs, run_dir, addresses, model, report, summary(options, model, run_dir, addresses)
             )
             code = asyncio.run(launcher.run())
         finally:
@@ -70,20 +72,22 @@ def available_bytes() -> int | None:
     return None
 
 
-def fetch_model(model: str) -> None:
-    """Have the model's files here, showing the progress. Quick when they are. Raises ToolError when it cannot be had."""
-    if model == "toy":
-        return
-    code = subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode
-    if code != 0:
+def fetch_model(model: str) -> str:
+    """Have the model's files here, showing the progress; the id clients use. Raises ToolError when it cannot be had."""
+    try:
+        return resolve_model(model).name
+    except Invalid as missing:
+        if model not in ALIASES and not looks_like_hub_id(model):
+            raise ToolError(missing.message) from missing
+    if subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode != 0:
         raise ToolError(f"the model {model!r} cannot be had (see above).")
+    return resolve_model(model).name
 
 
-def summary(options: ClusterOptions, run_dir: RunDir, addresses: Addresses) -> list[str]:
+def summary(options: ClusterOptions, model: str, run_dir: RunDir, addresses: Addresses) -> list[str]:
     """What to do with a cluster that is ready."""
     command = command_name()
     where = "" if str(run_dir.path) == ".run" else f" --run-dir {display_path(run_dir.path)}"
-    model = Path(options.model).name if "/" in options.model else options.model
     return [
         "",
         f"Ready: {addresses.url} serves {model} ({options.prefill} prefill, {options.decode} decode, "
