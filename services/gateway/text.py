@@ -1,0 +1,36 @@
+"""A model's language: prompts to token ids and token ids to text. Implementations: toy_text, tokenizer_text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from services.gateway.detokenize import Detokenizer
+
+
+class TokenText(Struct, frozen=True):
+    """One token on its own, as logprobs show it."""
+
+    text: str
+    bytes: tuple[int, ...] | None
+    """None for marks that stand for no text."""
+
+
+class TextModel(Protocol):
+    """Immutable and thread-safe: long prompts are encoded on other threads."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        """A conversation, ready for the assistant's next turn. Raises Invalid with what the template says."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt, with whatever special tokens the model wants around one."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """For one answer. Special tokens have no text."""
+        ...
+
+    def token_text(self, token: int) -> TokenText: ...

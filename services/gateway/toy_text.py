@@ -1,0 +1,36 @@
+"""The toy's language: ids 0-255 are bytes, the rest are marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.gateway.detokenize import ByteDetokenizer, Detokenizer
+from services.gateway.text import TokenText
+from shared.engine.toy_text import BOS, EOS, ROLE
+
+MARKS = {BOS: "<bos>", EOS: "<eos>", ROLE: "<role>"}
+
+
+class ToyText:
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            ids += [ROLE, *f"{message['role']}\n{message['content']}".encode()]
+        return [*ids, ROLE, *b"assistant\n"]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteDetokenizer(token_bytes)
+
+    def token_text(self, token: int) -> TokenText:
+        if token > 255:
+            return TokenText(MARKS.get(token, f"<{token}>"), None)
+        raw = bytes([token])
+        return TokenText(raw.decode("utf-8", "replace"), tuple(raw))
+
+
+def token_bytes(token: int) -> bytes:
+    return bytes([token]) if token < 256 else b""
