@@ -22,6 +22,8 @@ class Echo(Struct, frozen=True, tag="echo"):
 class EchoConfig(BaseConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fail: str = ""
     """`start`, `config` or `later`."""
+    pool_bytes: int = 0
+    """As a cache node has it, and without effect."""
     api_key: str = ""
     """Not to be seen in any log."""
 

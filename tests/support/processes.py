@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ def _die_with_parent() -> None:
 def spawn(
     args: Sequence[str], *, log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a child, its output appended to `log`. Call from the main thread: the child dies with the thread."""
+    """Start a child, its output appended to `log`. Only from the main thread: the child dies with the thread."""
+    assert threading.current_thread() is threading.main_thread()
     with log.open("ab") as out:
         return subprocess.Popen(
             args,
