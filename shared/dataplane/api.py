@@ -116,6 +116,10 @@ class WriteStream(Protocol):
 
 
 class PutStream(WriteStream, Protocol):
+    """commit(blocks) vouches for the keys of indices below `blocks`: those of them that are wanted, whole and verified
+    become readable (CommitReply.stored says how many), the others do not. A block that is not full must not be vouched
+    for."""
+
     wanted: frozenset[int]
     """Indices among the offered keys that the pool lacks; writes of others are dropped."""
 
@@ -138,8 +142,9 @@ class DataPlane(Protocol):
         self, landing: LandingId, pages: Sequence[int], on_commit: Callable[[LandingCommit], None]
     ) -> None:
         """Accept slices for `landing` straight into pages. on_commit is called once, on the loop's thread,
-        when the writer commits (ok only if every slice of every block arrived and verified) or its
-        connection is lost."""
+        when the writer commits (ok only if every slice of every block arrived and verified), gives up, or its
+        connection is lost. By then the landing is closed and its pages are quiet; landing_stats still answers
+        while on_commit runs. It is not called any more once close_landing has been."""
         ...
 
     async def close_landing(self, landing: LandingId) -> None:

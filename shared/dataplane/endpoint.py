@@ -1,0 +1,166 @@
+"""The DataPlane of api.py: one endpoint a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from shared.dataplane.api import FetchResult, LandingCommit, LandingStats, PoolBackend
+from shared.dataplane.arena import Arena
+from shared.dataplane.arrivals import Arrivals
+from shared.dataplane.connecting import Dialer
+from shared.dataplane.counters import Counters
+from shared.dataplane.faults import Faults
+from shared.dataplane.fetching import Fetch
+from shared.dataplane.handoffs import HandoffEnding, Handoffs
+from shared.dataplane.hello import Identity
+from shared.dataplane.home import Home
+from shared.dataplane.loop_calls import LoopCalls
+from shared.dataplane.outgoing import OutgoingPut, OutgoingStream
+from shared.dataplane.peers import PeerOptions, Peers
+from shared.dataplane.server import Server, Serving
+from shared.dataplane.transports.base import Timeouts
+from shared.dataplane.transports.shm import ShmTransport
+from shared.dataplane.transports.tcp import TcpTransport
+from shared.protocol.errors import Invalid, TsukimiError, Unavailable
+from shared.protocol.ids import BlockKey, LandingId, NodeRef
+
+
+class EndpointOptions(Struct, frozen=True, kw_only=True):
+    host: str = ""
+    """Which machine this is; peers on an equal one may use shared memory. Empty: never."""
+    bind: str = "127.0.0.1"
+    advertise: str = ""
+    """Where peers connect to; empty: bind."""
+    shm: bool = True
+    timeouts: Timeouts = Timeouts()
+    fence_wait_s: float = 0.5
+    """How long a writer may still be in the middle of something when its landing is closed, before it is cut off."""
+    queue_limit: int = 1024
+    """Writes waiting to be sent over one connection."""
+
+
+class Endpoint:
+    """Implements DataPlane. Everything public is for the event loop's thread, unless api.py says otherwise."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        home: Home,
+        options: EndpointOptions | None = None,
+        *,
+        faults: Faults | None = None,
+    ) -> None:
+        options = options if options is not None else EndpointOptions()
+        self._identity = identity
+        self._home = home
+        self._options = options
+        self._counters = Counters()
+        self._arrivals = Arrivals(self._counters, faults)
+        timeouts = options.timeouts
+        self._tcp = TcpTransport(home.memory, timeouts, options.bind, options.advertise)
+        self._shm = ShmTransport(home.memory, timeouts) if options.shm and options.host else None
+        self._serving = Serving(identity, home, self._arrivals, self._counters, timeouts.connect_s)
+        dialer = Dialer(identity, home, options.host, self._tcp, self._shm, timeouts.connect_s)
+        self._peers = Peers(dialer, self._counters, PeerOptions(options.queue_limit, timeouts.stall_s))
+        self._ref = NodeRef(identity.node, identity.incarnation)
+        self._server: Server | None = None
+        self._handoffs: Handoffs | None = None
+
+    @property
+    def ref(self) -> NodeRef:
+        return self._ref
+
+    async def start(self) -> None:
+        """Listens. Raises OSError if it cannot."""
+        calls = LoopCalls(asyncio.get_running_loop())
+        tcp = self._tcp.listen()
+        shm = self._shm.listen() if self._shm is not None else None
+        self._ref = NodeRef(
+            self._identity.node,
+            self._identity.incarnation,
+            tcp=tcp.address,
+            shm=shm.address if shm is not None else "",
+            host=self._options.host,
+        )
+        self._handoffs = Handoffs(self._serving.table, calls)
+        self._server = Server(self._serving, calls, [tcp, shm] if shm is not None else [tcp])
+        self._server.start()
+
+    async def close(self) -> None:
+        server = self._server
+        await asyncio.to_thread(self._peers.close)
+        if server is not None:
+            await asyncio.to_thread(server.close)
+
+    def open_landing(
+        self, landing: LandingId, pages: Sequence[int], on_commit: Callable[[LandingCommit], None]
+    ) -> None:
+        if self._handoffs is None:
+            raise Unavailable("the data plane has not been started")
+        self._handoffs.open(landing, pages, self._home.arena.layout.layers, on_commit)
+
+    async def close_landing(self, landing: LandingId) -> None:
+        found = self._serving.table.get(landing)
+        if found is None:
+            return
+        if isinstance(found.ending, HandoffEnding):
+            found.ending.abandoned = True
+        found.fence.close()
+        if not await found.fence.wait_quiet(self._options.fence_wait_s) and self._server is not None:
+            self._server.sever_writer(found.writer)
+            await found.fence.wait_quiet()
+        self._serving.table.remove(landing)
+
+    def landing_stats(self, landing: LandingId) -> LandingStats | None:
+        return self._handoffs.stats(landing) if self._handoffs is not None else None
+
+    def serve_pool(self, backend: PoolBackend) -> None:
+        self._serving.backend = backend
+
+    async def fetch(
+        self, source: NodeRef, namespace: bytes, keys: Sequence[BlockKey], pages: Sequence[int]
+    ) -> FetchResult:
+        if len(keys) != len(pages):
+            raise Invalid(f"{len(keys)} keys, but {len(pages)} pages to put their blocks into")
+        if not keys:
+            return FetchResult(0)
+        caller = self._peers.reach(source, "read")
+        fetch = Fetch(caller, self._home.arena, pages, self._arrivals, self._counters)
+        return await fetch.run(namespace, keys, self._options.fence_wait_s)
+
+    def open_write(self, target: NodeRef, landing: LandingId) -> OutgoingStream:
+        stream = OutgoingStream(self._peers.reach(target, "write"), self._home.arena, self._counters)
+        stream.open(landing)
+        return stream
+
+    async def open_put(self, target: NodeRef, namespace: bytes, keys: Sequence[BlockKey]) -> OutgoingPut:
+        put = OutgoingPut(self._peers.reach(target, "write"), self._home.arena, self._counters)
+        try:
+            await put.offer(namespace, keys)
+        except TsukimiError as e:
+            if e.code in ("refused", "overloaded"):
+                raise
+            raise Unavailable(f"{target.node} takes no blocks: {e.message}") from e
+        return put
+
+    def forget(self, node: str, keep_incarnation: str = "") -> None:
+        self._peers.forget(node, keep_incarnation)
+        if self._server is not None:
+            self._server.forget(node, keep_incarnation)
+
+    def counters(self) -> dict[str, float]:
+        return self._counters.snapshot()
+
+    def transports(self) -> dict[str, str]:
+        """Node -> name of the transport in use to it, of live connections this end opened."""
+        return self._peers.transports()
+
+
+def endpoint(
+    identity: Identity, arena: Arena, options: EndpointOptions | None = None, *, faults: Faults | None = None
+) -> Endpoint:
+    """Of a node that has its pages: prefill and decode."""
+    return Endpoint(identity, Home(arena.memory, arena), options, faults=faults)
