@@ -1,0 +1,21 @@
+# A cache node: one host's share of the KVCache pool. No torch.
+FROM python:3.11-slim
+
+RUN useradd --uid 10001 --create-home tsukimi && install -d -o tsukimi -g tsukimi /models
+ENV PYTHONUNBUFFERED=1 TSUKIMI_CACHE=/models
+WORKDIR /app
+
+COPY pyproject.toml Dockerfiles/requirements.py ./
+RUN python requirements.py > requirements.txt && pip install --no-cache-dir -r requirements.txt
+
+COPY README.md ./
+COPY shared shared
+COPY services services
+COPY tsukimi tsukimi
+COPY Dockerfiles/entrypoint.sh /usr/local/bin/
+RUN pip install --no-cache-dir --no-deps .
+
+USER tsukimi
+HEALTHCHECK --interval=10s --timeout=8s --start-period=120s \
+  CMD python -m tsukimi.probe node "cache-$(hostname)" "${TSUKIMI_CACHE_NATS_URL:-nats://127.0.0.1:4222}"
+ENTRYPOINT ["entrypoint.sh", "cache", "cache_node"]

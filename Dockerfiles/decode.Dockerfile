@@ -1,0 +1,24 @@
+# A decode node: generates tokens from KVCache it is handed.
+FROM python:3.11-slim
+
+RUN useradd --uid 10001 --create-home tsukimi && install -d -o tsukimi -g tsukimi /models
+ENV PYTHONUNBUFFERED=1 TSUKIMI_CACHE=/models
+WORKDIR /app
+
+# PyTorch's own index of CPU builds, for instance: smaller than the default, which brings CUDA.
+ARG TORCH_INDEX=""
+COPY pyproject.toml Dockerfiles/requirements.py ./
+RUN python requirements.py engine model > requirements.txt \
+ && pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.txt
+
+COPY README.md ./
+COPY shared shared
+COPY services services
+COPY tsukimi tsukimi
+COPY Dockerfiles/entrypoint.sh /usr/local/bin/
+RUN pip install --no-cache-dir --no-deps .
+
+USER tsukimi
+HEALTHCHECK --interval=10s --timeout=8s --start-period=120s \
+  CMD python -m tsukimi.probe node "decode-$(hostname)" "${TSUKIMI_DECODE_NATS_URL:-nats://127.0.0.1:4222}"
+ENTRYPOINT ["entrypoint.sh", "decode", "decode"]
