@@ -18,7 +18,7 @@ def configure_logging(level: str, **context: Any) -> None:
     ]
     readable = sys.stderr.isatty()
     last: list[Any] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if readable
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

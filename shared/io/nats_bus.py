@@ -107,13 +107,19 @@ class NatsBus:
         self._up = True
         log.info("bus_connected", url=url, max_payload_bytes=self.max_payload_bytes)
 
+    async def stop_listening(self) -> None:
+        """End all subscriptions: nobody answers here any more, and askers are told so at once. Returns when the running
+        handlers have answered; those still running after `close_timeout_s` are cancelled and answer Unavailable."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(self._leave(subscription) for subscription in subscriptions))
+        await self._dispatcher.drain(self._close_timeout_s)
+
     async def close(self) -> None:
-        """Idempotent. Handlers still running after `close_timeout_s` are cancelled and answer Unavailable."""
+        """Stop listening, send what is to be sent, disconnect. Idempotent."""
         if self._closing:
             return
         self._closing = True
-        await asyncio.gather(*(self._leave(subscription) for subscription in self._subscriptions))
-        await self._dispatcher.drain(self._close_timeout_s)
+        await self.stop_listening()
         await self.flush()
         self._up = False
         try:
@@ -248,12 +254,13 @@ class NatsBus:
             log.warning("waiting_for_nats", url=self._url, error=str(error) or repr(error))
 
     async def _on_lost(self) -> None:
-        if self._closing or not self._up:
+        if not self._up:
             return
         self._up = False
-        log.warning("bus_lost", url=self._url)
         self._replies.fail_all("the connection was lost")
-        self._tell(False)
+        if not self._closing:
+            log.warning("bus_lost", url=self._url)
+            self._tell(False)
 
     async def _on_found(self) -> None:
         self._up = True

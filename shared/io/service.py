@@ -32,6 +32,8 @@ from shared.protocol.ids import Incarnation, NodeId, Role, new_incarnation
 
 log = structlog.get_logger(__name__)
 
+HANDLERS_S = 1.0
+"""Time for bus handlers that outlast the drain."""
 CLOSE_S = 3.0
 """Time for App.close; a hung one must not keep the process."""
 EXIT_S = 10.0
@@ -123,7 +125,7 @@ class _Finished(Exception):
 async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation) -> int:
     stop = Stop()
     stop.listen()
-    bus = await stop.unless(connect(config.nats_url, name=config.node))
+    bus = await stop.unless(connect(config.nats_url, name=config.node, close_timeout_s=HANDLERS_S))
     if bus is None:
         return 0
     presence = Presence(bus, role, config.node, incarnation, config.heartbeat_s)
@@ -141,6 +143,7 @@ async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation
                 await _serve(app, config, stop)
             finally:
                 await presence.leave()
+                await bus.stop_listening()
                 await _close(app)
             raise _Finished
     except* _Finished:
@@ -174,7 +177,7 @@ async def _drain(app: App, grace_s: float) -> None:
     log.info("service_draining", grace_s=grace_s)
     began = time.monotonic()
     try:
-        async with asyncio.timeout(grace_s + 1.0):
+        async with asyncio.timeout(grace_s + 0.5):  # the app should see to it itself
             await app.drain(grace_s)
     except TimeoutError:
         log.warning("drain_timed_out", after_s=grace_s)

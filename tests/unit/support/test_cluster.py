@@ -43,8 +43,11 @@ def test_it_starts_kills_restarts_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_service_that_ends_wrong_is_told_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="second_signal"), echoes(tmp_path, 1) as c:
+    def spoil(c: Cluster) -> None:
         c.observer.publish(SUBJECT, Echo("long", after_s=60.0))
         c.wait_for(lambda: c.loads["cache-0"].running == 1, 10.0, "it runs")
         c.send_signal("cache-0", signal.SIGTERM)
         c.wait_for(lambda: c.infos["cache-0"].stage == "draining", 10.0, "it drains")
+
+    with pytest.raises(AssertionError, match="second_signal"), echoes(tmp_path, 1) as c:
+        spoil(c)
