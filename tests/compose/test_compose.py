@@ -1,0 +1,130 @@
+"""The compose file, built and run: two prefill and two decode containers (issue 2, bar 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.compose.stack import ROOT, Stack, docker, stack, why_no_engine
+from tests.support.ask import Answer, body, follow
+from tests.support.until import until
+
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(why_no_engine()), reason=why_no_engine() or "an engine is here"),
+]
+
+STREAMS, NEW_TOKENS = 8, 64
+TORCH_FREE = ("tsukimi-gateway", "tsukimi-conductor", "tsukimi-cache-node")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Stack]:
+    with stack("--scale", "prefill=2", "--scale", "decode=2") as running:
+        yield running
+
+
+@pytest.mark.parametrize("image", TORCH_FREE)
+def test_images_of_the_control_side_have_no_torch(cluster: Stack, image: str) -> None:
+    code = "import importlib.util as u; print([m for m in ('torch', 'triton', 'nvidia') if u.find_spec(m)])"
+    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", code).strip() == "[]"
+
+
+@pytest.mark.parametrize("image", [*TORCH_FREE, "tsukimi-prefill", "tsukimi-decode"])
+def test_nothing_runs_as_root(cluster: Stack, image: str) -> None:
+    assert docker("run", "--rm", "--entrypoint", "id", image, "-u").strip() == "10001"
+
+
+def test_scaled_services_are_nodes_of_their_own(cluster: Stack) -> None:
+    nodes = cluster.status()["nodes"]
+    assert sorted(n["role"] for n in nodes) == sorted(
+        ["gateway", "conductor", "cache", *2 * ["prefill", "decode"]]
+    )
+    assert len({n["node"] for n in nodes}) == len({n["host"] for n in nodes}) == 7
+    cluster.wait_healthy()
+
+
+def test_pitfall_7_8_the_readmes_curl_line_works(cluster: Stack) -> None:
+    answer = subprocess.run(
+        ["bash", "-c", readme_curl().replace("http://127.0.0.1:8000", cluster.url)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert "Paris" in answer.stdout
+    assert answer.stdout.rstrip().endswith("data: [DONE]")
+
+
+def readme_curl() -> str:
+    """The first command of the README that begins with curl, its continued lines included."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("curl "))
+    end = next(i for i in range(start, len(lines)) if not lines[i].endswith("\\"))
+    return "\n".join(lines[start : end + 1])
+
+
+class Crowd:
+    """Eight long greedy answers at once."""
+
+    def __init__(self, cluster: Stack) -> None:
+        self._cluster = cluster
+        self.answers = [Answer() for _ in range(STREAMS)]
+
+    async def run(self, then: Callable[[], object] | None = None) -> list[list[int]]:
+        """Their tokens. `then` is done once every answer has begun."""
+        async with httpx.AsyncClient(base_url=self._cluster.url) as client, asyncio.TaskGroup() as tasks:
+            for i in range(STREAMS):
+                prompt = f"The story of the old bridge number {i}, told from its beginning to its end:"
+                tasks.create_task(follow(client, body(prompt, NEW_TOKENS), self.answers[i]))
+            if then is not None:
+                await until(lambda: all(len(a.token_ids) >= 4 for a in self.answers), 120)
+                await asyncio.to_thread(then)
+                assert any(a.finish_reason is None for a in self.answers), "too late: all had ended"
+        assert all(a.finish_reason == "length" and a.completion_tokens == NEW_TOKENS for a in self.answers)
+        return [a.token_ids for a in self.answers]
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill"])
+async def test_a_killed_container_loses_no_stream(cluster: Stack, service: str) -> None:
+    undisturbed = await Crowd(cluster).run()
+    victim = cluster.containers(service)[0]
+
+    def kill() -> None:
+        docker("kill", victim)
+
+    try:
+        assert await Crowd(cluster).run(kill) == undisturbed
+    finally:
+        docker("start", victim)
+    await until(
+        lambda: len(cluster.nodes(service)) == 2 and all(_ready(n) for n in cluster.nodes(service)), 120
+    )
+
+
+def _ready(node: dict[str, object]) -> bool:
+    return node["stage"] == "ready"
+
+
+def test_pitfall_7_6_a_configuration_error_has_its_own_exit_code(cluster: Stack) -> None:
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--env", "TSUKIMI_DECODE_KV_BYTES=much", "tsukimi-decode"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 78
+    assert "TSUKIMI_DECODE_KV_BYTES" in done.stderr
+
+
+async def test_pitfall_7_3_compose_stop_ends_every_service_in_good_order(cluster: Stack) -> None:
+    """Under load: answers that are under way end, then every process exits with 0. The last test: the cluster is gone."""
+
+    def stop() -> None:
+        cluster.compose("stop", "gateway")
+
+    await Crowd(cluster).run(stop)
+    cluster.compose("stop")
+    codes = {c["Name"]: c["ExitCode"] for c in cluster.states() if c["Service"] != "nats"}
+    assert set(codes.values()) == {0}, codes
