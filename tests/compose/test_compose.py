@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.compose.stack import ROOT, Stack, docker, stack, why_no_engine
+from tests.compose.stack import Stack, docker, stack, why_no_engine
 from tests.support.ask import Answer, body, follow
+from tests.support.readme import curl_line
 from tests.support.until import until
 
 pytestmark = [
@@ -51,20 +52,12 @@ def test_scaled_services_are_nodes_of_their_own(cluster: Stack) -> None:
 
 def test_pitfall_7_8_the_readmes_curl_line_works(cluster: Stack) -> None:
     answer = subprocess.run(
-        ["bash", "-c", readme_curl().replace("http://127.0.0.1:8000", cluster.url)],
+        ["bash", "-c", curl_line(cluster.url)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout
     assert answer.stdout.rstrip().endswith("data: [DONE]")
-
-
-def readme_curl() -> str:
-    """The first command of the README that begins with curl, its continued lines included."""
-    lines = (ROOT / "README.md").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("curl "))
-    end = next(i for i in range(start, len(lines)) if not lines[i].endswith("\\"))
-    return "\n".join(lines[start : end + 1])
 
 
 class Crowd:
