@@ -21,7 +21,7 @@ from shared.protocol.errors import (
     TooLarge,
     Unavailable,
 )
-from shared.protocol.wire import encode
+from shared.protocol.wire import decode, encode
 from tests.support.nats import nats_server
 from tests.support.until import until
 
@@ -205,6 +205,15 @@ async def test_a_stream_of_replies_arrives_in_order_on_the_reply_subject(house: 
     bus = await house.bus()
     await bus.subscribe("svc.count", Ping, count)
     assert await bus.request("svc.count", Ping(3), Pong, 5.0) == Pong(0)
+
+
+async def test_a_handler_may_speak_bytes(house: House) -> None:
+    async def reverse(data: bytes) -> bytes:
+        return encode(Pong(decode(data, Ping).n, data[::-1]))
+
+    bus = await house.bus()
+    await bus.subscribe("svc.bytes", bytes, reverse)
+    assert await bus.request("svc.bytes", Ping(3), Pong, 5.0) == Pong(3, encode(Ping(3))[::-1])
 
 
 # -- telling ---------------------------------------------------------------------------------------------------------
