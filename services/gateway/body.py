@@ -1,0 +1,76 @@
+"""A request body: JSON to a checked structure. Every mistake becomes an Invalid that names its field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from shared.protocol.errors import Invalid
+
+T = TypeVar("T")
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Of a repeated key the last counts."""
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError as e:
+        raise Invalid("the body is nested too deeply") from e
+    except msgspec.DecodeError as e:
+        _name_bad_text(data)
+        raise Invalid(f"the body is not valid JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise Invalid("the body must be a JSON object")
+    return value
+
+
+def convert(value: Mapping[str, Any], type_: type[T]) -> T:
+    """As a Struct, strictly; null counts as absent where a field may be absent."""
+    check_strings(value)
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as e:
+        message, _, path = str(e).partition(" - at `")
+        param = path.removesuffix("`").removeprefix("$").removeprefix(".")
+        if missing := re.search(r"missing required field `(\w+)`", message):
+            param = f"{param}.{missing[1]}".removeprefix(".")
+        raise Invalid(f"{param}: {message}" if param else message, param=param or None) from e
+
+
+def check_strings(value: Mapping[str, Any]) -> None:
+    """Lone surrogates are no text: refuse them by field."""
+    for path, text in _strings(value, ""):
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise Invalid(f"{path}: not valid Unicode: a lone surrogate", param=path) from e
+
+
+def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    todo = [(value, path)]
+    while todo:
+        value, path = todo.pop()
+        if isinstance(value, str):
+            yield path, value
+        elif isinstance(value, Mapping):
+            todo += [(v, f"{path}.{k}".removeprefix(".")) for k, v in value.items()]
+        elif isinstance(value, list):
+            todo += [(v, f"{path}[{i}]") for i, v in enumerate(value)]
+
+
+def _name_bad_text(data: bytes) -> None:
+    """JSON that only a lax parser takes: say which field spoils it."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(value, dict):
+        return
+    check_strings(value)
+    for key, number in value.items():
+        if isinstance(number, float) and not abs(number) < float("inf"):
+            raise Invalid(f"{key}: {number} is not a number in JSON", param=key)

@@ -1,0 +1,92 @@
+"""The bodies of /v1/chat/completions and /v1/completions, as far as they are understood here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+CHOICES_MOST = 128
+TOP_LOGPROBS_MOST = 20
+STOPS_MOST = 16
+STOP_CHARS_MOST = 1024
+
+Count = Annotated[int, Meta(ge=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MOST)]
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class CommonBody(Struct, frozen=True, kw_only=True):
+    model: Annotated[str, Meta(min_length=1)]
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MOST)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=STOPS_MOST)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    """Extension: go on to max_tokens."""
+
+
+class TextPart(Struct, frozen=True):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(CommonBody, frozen=True, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MOST)] | None = None
+    reasoning_effort: str | None = None
+    """For the chat template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(CommonBody, frozen=True, kw_only=True):
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MOST)] | None = None
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Features that would change the answer and are not served, with the values (beside null) that ask for nothing."""
