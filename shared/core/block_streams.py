@@ -50,14 +50,14 @@ class BlockStreams:
         self.gaps = 0
         """How often events were missing."""
 
-    def opened(self, node: NodeId, incarnation: Incarnation, host: str) -> None:
+    def opened(self, node: NodeId, incarnation: Incarnation) -> None:
         """A life began, or was found going: what it holds is unknown until a snapshot comes, or its first event."""
         stream = self._streams.get(node)
         if stream is not None and stream.incarnation == incarnation:
             return
         self.closed(node)
         self._streams[node] = _Stream(incarnation=incarnation, synced=False)
-        self.index.add(node, host)
+        self.index.add(node)
 
     def closed(self, node: NodeId) -> None:
         self._streams.pop(node, None)

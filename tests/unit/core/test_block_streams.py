@@ -30,7 +30,7 @@ def part(seq: int, i: int, of: int, held: tuple[bytes, ...], life: str = "1") ->
 
 def opened() -> BlockStreams:
     streams = BlockStreams(BlockIndex())
-    streams.opened("n", "1", "h")
+    streams.opened("n", "1")
     return streams
 
 
@@ -99,7 +99,7 @@ def test_parts_of_different_snapshots_are_not_mixed() -> None:
 def test_pitfall_3_16_a_new_life_drops_everything_of_the_old() -> None:
     streams = opened()
     streams.changed(events(1, keys(1)))
-    streams.opened("n", "2", "h")
+    streams.opened("n", "2")
     streams.changed(events(2, keys(2)))
     streams.snapshot_arrived(part(9, 0, 1, keys(3)))
     assert held(streams, 1, 2, 3) == []

@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shared.core.index import BlockIndex
 
-HOSTS = {"a": "h1", "b": "h1", "c": "h2", "d": "h3"}
-NODES = sorted(HOSTS)
+NODES = ["a", "b", "c", "d"]
 
 
 def key(i: int) -> bytes:
@@ -23,8 +22,8 @@ CHAIN = [key(i) for i in range(12)]
 @pytest.fixture
 def index() -> Iterator[BlockIndex]:
     index = BlockIndex()
-    for node, host in HOSTS.items():
-        index.add(node, host)
+    for node in NODES:
+        index.add(node)
     yield index
     index.check()
 
@@ -38,17 +37,17 @@ def test_pitfall_2_8_hole_ends_the_hit(index: BlockIndex) -> None:
 def test_pitfall_2_11_blocks_without_their_parents_are_no_hit(index: BlockIndex) -> None:
     index.store("a", CHAIN[2:6])
     match = index.match(CHAIN)
-    assert (match.run("a"), match.host_run("h1"), match.span("a", 2)) == (0, 0, 2)
+    assert (match.run("a"), match.run_of_any("ab"), match.span("a", 2)) == (0, 0, 2)
     index.store("c", CHAIN[:2])
     match = index.match(CHAIN)
-    assert (match.run("a"), match.run("c"), match.span("a", 2), match.host_run("h1")) == (0, 2, 6, 0)
+    assert (match.run("a"), match.run("c"), match.span("a", 2), match.run_of_any("ac")) == (0, 2, 6, 6)
 
 
-def test_a_host_holds_what_its_nodes_hold_together(index: BlockIndex) -> None:
+def test_some_nodes_hold_together_what_none_holds_alone(index: BlockIndex) -> None:
     index.store("a", CHAIN[:3] + CHAIN[5:7])
     index.store("b", CHAIN[2:5])
     match = index.match(CHAIN)
-    assert (match.run("a"), match.run("b"), match.host_run("h1"), match.host_run("h2")) == (3, 0, 7, 0)
+    assert (match.run("a"), match.run("b"), match.run_of_any("ab"), match.run_of_any("cd")) == (3, 0, 7, 0)
     assert match.span("b", 3) == 5
 
 
@@ -63,7 +62,7 @@ def test_a_dropped_node_leaves_nothing_and_its_slot_is_used_again(index: BlockIn
     index.store("a", CHAIN)
     index.store("c", CHAIN[:2])
     index.drop("a")
-    index.add("e", "h9")
+    index.add("e")
     index.store("e", CHAIN[:1])
     match = index.match(CHAIN)
     assert [match.run(n) for n in "ace"] == [0, 2, 1]
@@ -75,12 +74,12 @@ def test_unknown_nodes_are_ignored(index: BlockIndex) -> None:
     index.remove("nobody", CHAIN)
     index.drop("nobody")
     assert index.match(CHAIN).run("nobody") == 0
-    assert index.match([]).host_run("h1") == 0
+    assert index.match([]).run_of_any("ab") == 0
 
 
 def test_pitfall_4_10_a_million_unique_prompts_stay_within_the_bound() -> None:
     index = BlockIndex(max_blocks=1000)
-    index.add("a", "h")
+    index.add("a")
     for start in range(0, 1_000_000, 10_000):
         index.store("a", [key(i) for i in range(start, start + 10_000)])
         assert len(index) <= 1000
@@ -92,10 +91,10 @@ def test_pitfall_4_10_a_million_unique_prompts_stay_within_the_bound() -> None:
     held=st.dictionaries(st.sampled_from(NODES), st.sets(st.integers(0, 11)), max_size=4),
     prompt=st.integers(0, 12),
 )
-def test_runs_equal_a_walk_for_each_node_and_host(held: dict[str, set[int]], prompt: int) -> None:
+def test_runs_equal_a_walk_for_each_node_and_pair(held: dict[str, set[int]], prompt: int) -> None:
     index = BlockIndex()
-    for node, host in HOSTS.items():
-        index.add(node, host)
+    for node in NODES:
+        index.add(node)
     for node, blocks in held.items():
         index.store(node, [key(i) for i in blocks])
 
@@ -108,8 +107,7 @@ def test_runs_equal_a_walk_for_each_node_and_host(held: dict[str, set[int]], pro
     match = index.match(CHAIN[:prompt])
     for node in NODES:
         assert match.run(node) == walk([node])
-    for host in set(HOSTS.values()):
-        assert match.host_run(host) == walk([n for n in NODES if HOSTS[n] == host])
+        assert match.run_of_any([node, "b"]) == walk([node, "b"])
     index.check()
 
 
@@ -122,9 +120,9 @@ class IndexAgainstSets(RuleBasedStateMachine):
         self.index = BlockIndex()
         self.model: dict[str, set[bytes]] = {}
 
-    @rule(node=st.sampled_from(NODES), host=st.sampled_from(["h1", "h2"]))
-    def add(self, node: str, host: str) -> None:
-        self.index.add(node, host)
+    @rule(node=st.sampled_from(NODES))
+    def add(self, node: str) -> None:
+        self.index.add(node)
         self.model.setdefault(node, set())
 
     @rule(node=st.sampled_from(NODES), keys=KEYS)

@@ -1,0 +1,166 @@
+"""The conductor: knows who is there, what they hold and how busy they are, and places every request.
+
+Its state is soft. Nothing is written anywhere: a new conductor calls the roll and asks for snapshots, and knows
+everything again within a heartbeat. Until then it answers with what it knows; a wrong guess costs time, never an
+answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.core.block_streams import BlockStreams
+from shared.core.conductor_events import (
+    AskSnapshot,
+    BlocksChanged,
+    CallRoll,
+    ConductorConfig,
+    ConductorStarted,
+    LoadReported,
+    NodeAnnounced,
+    NodeDeparted,
+    NoticeNode,
+    PlaceAsked,
+    ReplyPlacement,
+    ReplyRefusal,
+    SnapshotArrived,
+)
+from shared.core.index import BlockIndex
+from shared.core.membership import Change, Membership
+from shared.core.placement import Policy, PolicyOptions, policy_named
+from shared.core.placer import Placer
+from shared.core.roster import Roster
+from shared.core.worker import BusFound, BusLost, Ticked
+from shared.protocol.errors import TsukimiError
+from shared.protocol.ids import NodeId
+
+ConductorEvent = (
+    ConductorStarted
+    | NodeAnnounced
+    | LoadReported
+    | NodeDeparted
+    | BlocksChanged
+    | SnapshotArrived
+    | PlaceAsked
+    | Ticked
+    | BusLost
+    | BusFound
+)
+ConductorCommand = ReplyPlacement | ReplyRefusal | AskSnapshot | CallRoll | NoticeNode
+
+ROLL_AGAIN_S = 1.0
+"""Strangers are called to announce themselves at most that often."""
+HOLDERS = ("prefill", "decode", "cache")
+
+
+class ConductorMachine:
+    """Events in, commands out; every PlaceAsked is answered at once."""
+
+    def __init__(self, config: ConductorConfig, policy: Policy | None = None) -> None:
+        options = PolicyOptions(config.balancing_threshold, config.seed)
+        self.config = config
+        self.membership = Membership(config.lost_after_s)
+        self.index = BlockIndex(config.index_blocks)
+        self.streams = BlockStreams(self.index)
+        self.roster = Roster(config.stale_s)
+        self._placer = Placer(config, policy or policy_named(config.policy, options), self.roster, self.index)
+        self._rolled_s = float("-inf")
+        self.placed = 0
+        self.refused = 0
+
+    def handle(self, event: ConductorEvent, now: float) -> list[Any]:
+        match event:
+            case PlaceAsked():
+                return self._place(event, now)
+            case LoadReported(load=load):
+                commands = self._changed(self.membership.loaded(load, now), now)
+                member = self.membership.get(load.node)
+                if member is not None and member.load is load:  # neither outdated nor another life's
+                    self.roster.reported(load, now)
+                self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
+                return commands + self._wishes(now)
+            case BlocksChanged(events=events):
+                self.streams.changed(events)
+                return self._wishes(now) if not self.streams.synced(events.node) else []
+            case SnapshotArrived(part=part):
+                self.streams.snapshot_arrived(part)
+                return []
+            case NodeAnnounced(info=info):
+                changes = self.membership.announced(info, now)
+                return self._changed(changes, now, anew=True) + self._wishes(now)
+            case NodeDeparted(node=node, incarnation=incarnation):
+                return self._changed(self.membership.departed(node, incarnation), now)
+            case Ticked():
+                return self._changed(self.membership.ticked(now), now) + self._wishes(now)
+            case ConductorStarted():
+                return [self._roll(now)]
+            case BusLost():
+                self.membership.bus_lost()
+                return []
+            case BusFound():
+                self.membership.bus_found(now)
+                return [self._roll(now)]
+
+    def check(self) -> None:
+        self.membership.check()
+        self.streams.check()
+        self.roster.check()
+
+    @property
+    def let_through(self) -> int:
+        """Requests over an objective that were taken because the prediction was not to be trusted."""
+        return self._placer.admission.let_through
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _place(self, event: PlaceAsked, now: float) -> list[Any]:
+        commands = self._suspect(event, now)
+        try:
+            placement = self._placer.place(event.request, now)
+        except TsukimiError as refusal:
+            self.refused += 1
+            return [*commands, ReplyRefusal(ask=event.ask, error=refusal.to_wire())]
+        self.placed += 1
+        return [*commands, ReplyPlacement(ask=event.ask, placement=placement)]
+
+    def _suspect(self, event: PlaceAsked, now: float) -> list[Any]:
+        """What just failed for one request is not tried on the next, until it is heard again."""
+        notices: list[Any] = []
+        for node, incarnation in event.request.avoid:
+            peer = self.roster.peer(node, incarnation)
+            if peer is not None and peer.suspect_s == float("-inf"):
+                peer.suspect_s = now
+                notices.append(NoticeNode(ref=peer.ref, what="suspect", detail=event.request.attempt))
+        return notices
+
+    def _changed(self, changes: list[Change], now: float, *, anew: bool = False) -> list[Any]:
+        """Follow membership: who is gone holds nothing, who comes is listened to."""
+        if not changes and not anew:
+            return []
+        commands: list[Any] = []
+        for change in changes:
+            commands.append(NoticeNode(ref=change.ref, what=change.kind, detail=change.stage))
+            if change.role not in HOLDERS:
+                continue
+            if change.kind in ("joined", "returned"):
+                self.streams.opened(change.ref.node, change.ref.incarnation)
+            elif change.kind in ("left", "lost"):
+                self.streams.closed(change.ref.node)
+        for ref in self.roster.rebuild(self.membership):
+            commands.append(
+                NoticeNode(ref=ref, what="foreign", detail="its KVCache does not fit its model's others")
+            )
+        return commands
+
+    def _wishes(self, now: float) -> list[Any]:
+        """Whatever is missing and may be asked for now."""
+        wanted: list[NodeId] = self.streams.asks(now)
+        commands: list[Any] = [AskSnapshot(node=node) for node in wanted]
+        if self.membership.strangers and now - self._rolled_s >= ROLL_AGAIN_S:
+            commands.append(self._roll(now))
+        return commands
+
+    def _roll(self, now: float) -> CallRoll:
+        self._rolled_s = now
+        self.membership.strangers = False
+        return CallRoll()

@@ -1,0 +1,201 @@
+"""Where a prompt is prefilled: Algorithm 1 of the Mooncake papers and its rivals, behind one protocol.
+
+A policy sees candidates with everything predicted that it may want to weigh, and names one. It is pure: the same view
+gives the same choice. Equal candidates go to the first one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Protocol
+
+from msgspec import Struct
+
+from shared.core.cost import prefill_s, transfer_s
+from shared.protocol.cluster import CostCoefficients
+from shared.protocol.errors import Invalid
+from shared.protocol.ids import NodeRef
+
+
+class Links(Struct, frozen=True):
+    """How fast KVCache moves between two nodes."""
+
+    nic_bytes_s: float = 1.25e9
+    shm_bytes_s: float = 4e9
+    fixed_s: float = 0.002
+    """Whatever the size: asking, connecting."""
+
+    def transfer_s(self, size_bytes: float, same_host: bool) -> float:
+        return transfer_s(size_bytes, self.shm_bytes_s if same_host else self.nic_bytes_s, self.fixed_s)
+
+
+class Candidate(Struct, frozen=True):
+    """A prefill node that could take the prompt now."""
+
+    ref: NodeRef
+    host: str
+    cost: CostCoefficients
+    queue_s: float
+    """Predicted seconds until a prompt assigned now would start."""
+    assigned: int
+    """Prompts it has or is about to have."""
+    local_blocks: int
+    """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
+
+
+class PlaceView(Struct, frozen=True):
+    """What a policy decides on. There is at least one candidate."""
+
+    prompt_tokens: int
+    block_tokens: int
+    block_bytes: int
+    candidates: tuple[Candidate, ...]
+    best_blocks: int
+    """Longest leading run of blocks that any one cache node holds."""
+    best_host: str
+    links: Links
+    number: int
+    """Counts the placements: what a policy that draws lots draws from."""
+
+
+class Choice(Struct, frozen=True):
+    """A candidate, what was predicted for it, and why it."""
+
+    candidate: Candidate
+    cached_blocks: int
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    reason: str
+    remote: bool = False
+    """The prefix comes from the best holder, not from the candidate's own host."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.queue_s + self.transfer_s + self.prefill_s
+
+
+class Policy(Protocol):
+    def place(self, view: PlaceView) -> Choice: ...
+
+
+def local_choice(view: PlaceView, candidate: Candidate, reason: str = "") -> Choice:
+    """Prefill there with what its own host holds of the prompt."""
+    cached = candidate.local_blocks
+    return Choice(
+        candidate=candidate,
+        cached_blocks=cached,
+        queue_s=candidate.queue_s,
+        transfer_s=0.0,
+        prefill_s=prefill_s(candidate.cost, view.prompt_tokens, cached * view.block_tokens),
+        reason=reason,
+    )
+
+
+def remote_choice(view: PlaceView, candidate: Candidate) -> Choice:
+    """Prefill there with the best prefix that exists, pulled from its holder."""
+    missing = view.best_blocks - candidate.local_blocks
+    return Choice(
+        candidate=candidate,
+        cached_blocks=view.best_blocks,
+        queue_s=candidate.queue_s,
+        transfer_s=view.links.transfer_s(missing * view.block_bytes, candidate.host == view.best_host),
+        prefill_s=prefill_s(candidate.cost, view.prompt_tokens, view.best_blocks * view.block_tokens),
+        reason="",
+        remote=True,
+    )
+
+
+class KVCacheCentric(Struct, frozen=True):
+    """Algorithm 1: least predicted TTFT, over queue, transfer and prefill.
+
+    The best prefix is pulled to a node only if it is more than `balancing_threshold` times as long as what the node's
+    host holds; a copy stays there, which is how hot prefixes spread.
+    """
+
+    balancing_threshold: float = 1.0
+
+    def place(self, view: PlaceView) -> Choice:
+        best = min((self._option(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
+        how = "pulled" if best.remote else "local"
+        return _because(best, f"least TTFT of {len(view.candidates)}: {best.cached_blocks} blocks {how}")
+
+    def _option(self, view: PlaceView, candidate: Candidate) -> Choice:
+        if view.best_blocks > self.balancing_threshold * candidate.local_blocks:
+            return remote_choice(view, candidate)
+        return local_choice(view, candidate)
+
+
+class CacheAware(Struct, frozen=True):
+    """Least queue plus prefill time, counting only what a node's own host holds."""
+
+    def place(self, view: PlaceView) -> Choice:
+        best = min((local_choice(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
+        return _because(
+            best, f"least queue + prefill of {len(view.candidates)}: {best.cached_blocks} blocks local"
+        )
+
+
+class LoadBalance(Struct, frozen=True):
+    """Fewest prompts assigned."""
+
+    def place(self, view: PlaceView) -> Choice:
+        lightest = min(view.candidates, key=lambda c: c.assigned)
+        return local_choice(view, lightest, f"fewest assigned of {len(view.candidates)}: {lightest.assigned}")
+
+
+class Random(Struct, frozen=True):
+    """Any, by a draw that depends on seed and placement number alone."""
+
+    seed: int = 0
+
+    def place(self, view: PlaceView) -> Choice:
+        digest = blake2b(f"{self.seed}:{view.number}".encode(), digest_size=8).digest()
+        drawn = view.candidates[int.from_bytes(digest, "little") % len(view.candidates)]
+        return local_choice(view, drawn, f"drawn from {len(view.candidates)}")
+
+
+class PolicyOptions(Struct, frozen=True):
+    """What a policy may be configured with; each takes what it knows."""
+
+    balancing_threshold: float = 1.0
+    seed: int = 0
+
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "kvcache_centric": lambda options: KVCacheCentric(options.balancing_threshold),
+    "cache_aware": lambda options: CacheAware(),
+    "load_balance": lambda options: LoadBalance(),
+    "random": lambda options: Random(options.seed),
+}
+
+
+def policy_named(name: str, options: PolicyOptions) -> Policy:
+    """A policy by its name, or by `module:Class` of the user's own, called with the options. Raises Invalid."""
+    if name in POLICIES:
+        return POLICIES[name](options)
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join(POLICIES)
+        raise Invalid(
+            f"no policy is called {name!r}; there are {known}, or give module:Class", param="policy"
+        )
+    try:
+        policy: Policy = getattr(importlib.import_module(module), attribute)(options)
+    except (ImportError, AttributeError) as e:
+        raise Invalid(f"policy {name!r} can't be loaded: {e}", param="policy") from e
+    return policy
+
+
+def _because(choice: Choice, reason: str) -> Choice:
+    return Choice(
+        candidate=choice.candidate,
+        cached_blocks=choice.cached_blocks,
+        queue_s=choice.queue_s,
+        transfer_s=choice.transfer_s,
+        prefill_s=choice.prefill_s,
+        reason=reason,
+        remote=choice.remote,
+    )
