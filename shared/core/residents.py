@@ -263,9 +263,8 @@ class Residents(ABC, Generic[S]):
             assert s.ended == (attempt not in self._live), f"{attempt}: ended is {s.ended}"
             assert not (s.ended and s.quiet), f"{attempt} has ended, is quiet and was not forgotten"
             assert s.computed <= s.wanted, f"{attempt}: {s.computed} computed of {s.wanted}"
-            assert not s.pages or s.computed <= len(s.pages) * self.worker.block_tokens, (
-                f"{attempt} lacks pages"
-            )
+            room = len(s.pages) * self.worker.block_tokens
+            assert s.ended or s.computed <= room, f"{attempt}: {s.computed} computed in room for {room}"
         assert set(self._live) <= set(self._known)
         assert self._leases.attempts() == set(self._live), "leases and live attempts differ"
         ended = sum(v for name, v in self.counters.items() if name.startswith("ended_"))

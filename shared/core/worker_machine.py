@@ -154,21 +154,23 @@ class WorkerMachine(Residents[S]):
         if self.worker.fit_cost:
             self._learn(results, event)
         for sequence, tokens, result in results:
+            prompt = not sequence.decoding
+            if prompt and not result.error:
+                sequence.computed += tokens
+                self.counters["prompt_tokens_computed"] += tokens
+                key_blocks(self.pool, sequence, self.worker.block_tokens)
             if sequence.ended:
                 self._close(sequence, now)
-            elif result.error:
+                continue
+            if prompt:
+                self._expect_prefill(sequence)
+            if result.error:
                 self._end(sequence, now, "failed", result.error)
-            else:
-                self._computed(sequence, tokens, result, now)
+            elif sequence.decoding:
+                self._take(sequence, result, now)
 
-    def _computed(self, sequence: S, tokens: int, result: SequenceResult, now: float) -> None:
-        if not sequence.decoding:
-            sequence.computed += tokens
-            self.counters["prompt_tokens_computed"] += tokens
-            key_blocks(self.pool, sequence, self.worker.block_tokens)
-            self._expect_prefill(sequence)
-            if sequence.computed < sequence.wanted:
-                return
+    def _take(self, sequence: S, result: SequenceResult, now: float) -> None:
+        """The sequence's known tokens were all computed: it has sampled."""
         delta = sequence.take(result.tokens, result.logprobs)
         if delta is None:
             self._end(sequence, now, "failed", "the engine sampled no token")
