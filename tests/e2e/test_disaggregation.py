@@ -16,7 +16,9 @@ PROMPT_TOKENS = 600
 
 
 @pytest.mark.real
-async def test_the_decode_process_computes_no_prompt_token_and_gets_all_kv_over_the_data_plane(tmp_path: Path) -> None:
+async def test_the_decode_process_computes_no_prompt_token_and_gets_all_kv_over_the_data_plane(
+    tmp_path: Path,
+) -> None:
     flags = ("--model", str(model_folder()), "--dtype", "float32", "--set", "prefill.chunk_tokens=128")
     with launched(tmp_path / "run", *flags) as cluster:
         before = {role: cluster.counters(role) for role in ("prefill", "decode")}
@@ -26,7 +28,8 @@ async def test_the_decode_process_computes_no_prompt_token_and_gets_all_kv_over_
         assert answer.completion_tokens == 8
         cluster.wait_idle()
         gained = {
-            role: {k: v - before[role].get(k, 0) for k, v in cluster.counters(role).items()} for role in before
+            role: {k: v - before[role].get(k, 0) for k, v in cluster.counters(role).items()}
+            for role in before
         }
         decode = cluster.counters("decode")
         spec = next(n for n in cluster.status()["nodes"] if n["role"] == "decode")
@@ -39,5 +42,7 @@ async def test_the_decode_process_computes_no_prompt_token_and_gets_all_kv_over_
     assert decode["landing_first_slice_at_s"] < cluster_last_layer_at(gained, before, "prefill")
 
 
-def cluster_last_layer_at(gained: dict[str, dict[str, float]], before: dict[str, dict[str, float]], role: str) -> float:
+def cluster_last_layer_at(
+    gained: dict[str, dict[str, float]], before: dict[str, dict[str, float]], role: str
+) -> float:
     return gained[role]["last_layer_at_s"] + before[role].get("last_layer_at_s", 0.0)

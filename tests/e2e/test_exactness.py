@@ -79,7 +79,10 @@ async def test_a_seeded_sample_is_the_same_alone_and_among_eight(client: httpx.A
     options = {"temperature": 0.8, "seed": 1234}
     prompt = english_ids(120, skip=9001)
     alone: Answer = await stream(client, prompt, 40, **options)
-    others = [lambda i=i: stream(client, english_ids(50 + i, skip=9500 + i), 40, temperature=0.8, seed=i) for i in range(7)]
+    others = [
+        lambda i=i: stream(client, english_ids(50 + i, skip=9500 + i), 40, temperature=0.8, seed=i)
+        for i in range(7)
+    ]
     together = await many(client, [lambda: stream(client, prompt, 40, **options), *others], 8)
     assert together[0].token_ids == alone.token_ids
     other_seed = await stream(client, prompt, 40, temperature=0.8, seed=1235)

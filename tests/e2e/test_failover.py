@@ -56,7 +56,9 @@ class Crowd:
         self.options = options
         self.answers = [Answer() for _ in range(STREAMS)]
 
-    async def run(self, then: Callable[[], Awaitable[None]] | None = None, after_tokens: int = 10) -> list[list[int]]:
+    async def run(
+        self, then: Callable[[], Awaitable[None]] | None = None, after_tokens: int = 10
+    ) -> list[list[int]]:
         """The tokens of every stream. `then` happens once every stream has `after_tokens`."""
         async with asyncio.TaskGroup() as tasks:
             for i in range(STREAMS):
@@ -141,7 +143,9 @@ async def test_sigterm_of_a_decode_node_drains_without_an_error(
 
 def _restarted(cluster: Launched, name: str, old_pid: int) -> None:
     """The launcher started it again, and the whole cluster is ready and holds nothing."""
-    cluster.wait_for(lambda: cluster.pid(name) != old_pid and not psutil.pid_exists(old_pid), 30, f"a new {name}")
+    cluster.wait_for(
+        lambda: cluster.pid(name) != old_pid and not psutil.pid_exists(old_pid), 30, f"a new {name}"
+    )
     cluster.wait_for(lambda: all(n["stage"] == "ready" for n in cluster.status()["nodes"]), 60, "all ready")
     cluster.wait_for(lambda: len(cluster.status()["nodes"]) == 7, 30, "all seven nodes")
     cluster.wait_ready()

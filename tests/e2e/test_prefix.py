@@ -34,7 +34,9 @@ def _chat(cluster: Launched, messages: list[dict[str, str]], max_tokens: int) ->
 
 
 def test_the_second_turn_reports_the_reusable_prefix_rounded_down_to_a_block(cluster: Launched) -> None:
-    messages = [{"role": "user", "content": "Tell me about the sea, the moon and the tides, in a few sentences. " * 4}]
+    messages = [
+        {"role": "user", "content": "Tell me about the sea, the moon and the tides, in a few sentences. " * 4}
+    ]
     first = _chat(cluster, messages, 60)
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     cluster.wait_idle()
@@ -44,13 +46,17 @@ def test_the_second_turn_reports_the_reusable_prefix_rounded_down_to_a_block(clu
     # In the pool: the first prompt and all of its answer but the last token, whose KV nobody computed.
     before = first["prompt_token_ids"] + first["choices"][0]["token_ids"][:-1]
     now = second["prompt_token_ids"]
-    same = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now))
+    )
     assert same > len(first["prompt_token_ids"]), "the second prompt does not continue the first answer"
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == same // BLOCK * BLOCK
 
 
 @pytest.mark.slow
-def test_a_long_shared_prefix_cuts_ttft_to_under_35_percent_of_cold(cluster: Launched, tmp_path: Path) -> None:
+def test_a_long_shared_prefix_cuts_ttft_to_under_35_percent_of_cold(
+    cluster: Launched, tmp_path: Path
+) -> None:
     """`tsukimi bench prefix`: ratio of medians within one run."""
     report = tmp_path / "prefix.json"
     print(cluster.tsukimi("bench", "prefix", "--rounds", "3", "--json", str(report), timeout_s=240))
