@@ -326,7 +326,7 @@ async def test_pitfall_2_6_kv_of_another_namespace_is_refused_naming_both(transp
 
 async def test_a_host_that_only_looks_the_same_is_reached_by_tcp() -> None:
     async with site("p", "shm") as near, site("d", "shm") as far:
-            ref = msgspec.structs.replace(far.endpoint.ref, shm="nobody-listens-here")
+        ref = msgspec.structs.replace(far.endpoint.ref, shm="nobody-listens-here")
         commits = Commits()
         far.endpoint.open_landing(LANDING, [0], commits.queue.put_nowait)
         stream = near.endpoint.open_write(ref, LANDING)

@@ -121,7 +121,7 @@ async def eventually(holds: Callable[[], bool], what: str = "", within_s: float 
     """Wait until it holds. AssertionError, saying what never came, when it does not in time."""
     try:
         async with asyncio.timeout(within_s):
-            while not holds():
+            while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"never came true: {what or holds}") from None

@@ -1,0 +1,263 @@
+"""A cache node's decisions: who may write which blocks, what can be read, what goes when room is needed.
+
+Blocks are immutable and put if absent: a key that is held, or on its way under a live lease, is not wanted again.
+Nobody ever waits for room. A put gets what can be had at once, a read pins only what is there, and each side may hold
+no more than its share of the pages, so that neither can starve the other.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from shared.core import cache_events as c
+from shared.core.blocks import KEY_BYTES
+from shared.core.eviction import POLICIES
+from shared.core.machine import Command
+from shared.core.pool import BlockPool
+from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
+from shared.protocol.ids import BlockKey, LandingId
+
+CacheEvent = (
+    c.ArenaLaidOut | c.PutOpened | c.PutProgressed | c.PutCommitted | c.PutAborted | c.PutFenced
+    | c.ReadOpened | c.ReadClosed | Ticked | SnapshotWanted
+)  # fmt: skip
+CacheCommand = c.GrantPut | c.ConfirmPut | c.FencePut | c.GrantRead | PublishBlocks | PublishSnapshot
+
+COUNTERS = (
+    "puts", "puts_aborted", "puts_expired", "blocks_offered", "blocks_stored", "blocks_evicted", "blocks_refused",
+    "reads", "reads_expired", "blocks_asked", "blocks_served",
+)  # fmt: skip
+"""Monotonic totals. blocks_refused: wanted, but there was no room."""
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True):
+    pages: int = 0
+    """0: told later, by ArenaLaidOut."""
+    eviction: str = "lru"
+    put_lease_s: float = 60.0
+    """A put to which nothing arrives for so long is over."""
+    read_lease_s: float = 30.0
+    """A read that takes longer finds its blocks gone, maybe."""
+    put_share: float = 0.5
+    """Most of the pages that open puts may hold."""
+    read_share: float = 0.75
+    """Most of the pages that open reads may pin."""
+    publish_keys: int = 16384
+    """Most stored, and most removed, keys in one PublishBlocks."""
+
+
+class _Put(Struct):
+    wanted: dict[int, tuple[int, BlockKey, BlockKey | None]]
+    """Index -> (page, key, parent); keys as the pool knows them."""
+    expires_at: float
+    fencing: bool = False
+    """Its lease is over; the pages come back once no thread writes into them."""
+
+
+class _Read(Struct):
+    pages: list[int]
+    expires_at: float
+
+
+class CacheMachine:
+    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key: namespaces never meet."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._config = config
+        self._lay_out(config.pages)
+        self._puts: dict[LandingId, _Put] = {}
+        self._reads: dict[c.Lease, _Read] = {}
+        self._coming: dict[BlockKey, LandingId] = {}
+        """Pool keys on their way under a live put."""
+        self._put_pages = 0
+        self._read_pins = 0
+        self._seq = 0
+        self.counters = dict.fromkeys(COUNTERS, 0)
+
+    @property
+    def blocks_seq(self) -> int:
+        """Of the last PublishBlocks."""
+        return self._seq
+
+    @property
+    def open_puts(self) -> tuple[LandingId, ...]:
+        return tuple(landing for landing, put in self._puts.items() if not put.fencing)
+
+    def handle(self, event: CacheEvent, now: float) -> list[Command]:
+        match event:
+            case c.PutOpened():
+                commands = self._open_put(event, now)
+            case c.PutProgressed():
+                commands = self._renew(event.landings, now)
+            case c.PutCommitted():
+                commands = self._commit_put(event)
+            case c.PutAborted():
+                commands = self._abort_put(event.landing)
+            case c.PutFenced():
+                commands = self._drop_put(event.landing)
+            case c.ReadOpened():
+                commands = self._open_read(event, now)
+            case c.ReadClosed():
+                commands = self._close_read(event.lease)
+            case Ticked():
+                commands = self._expire(now)
+            case SnapshotWanted():
+                return [PublishSnapshot(self._seq, _block_keys(self.pool.keys()))]
+            case c.ArenaLaidOut():
+                commands = []
+                if not self.pool.total:
+                    self._lay_out(event.pages)
+        return commands + self._changes()
+
+    # -- puts ----------------------------------------------------------------------------------------------------------
+
+    def _open_put(self, event: c.PutOpened, now: float) -> list[Command]:
+        self._count("puts")
+        self._count("blocks_offered", len(event.keys))
+        if event.landing in self._puts:
+            return [c.GrantPut(event.landing, (), ())]
+        full = [event.namespace + key for key in event.keys]
+        here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
+        lacking = [i for i in range(len(here), len(full)) if self._is_lacking(full[i])]
+        share = int(self.pool.total * self._config.put_share) - self._put_pages
+        pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
+        self.pool.unpin(here)
+        self._count("blocks_refused", len(lacking) - len(pages))
+        if not pages:
+            return [c.GrantPut(event.landing, (), ())]
+        wanted = {}
+        for i, page in zip(lacking, pages, strict=False):
+            wanted[i] = (page, full[i], full[i - 1] if i else None)
+            self._coming[full[i]] = event.landing
+        self._put_pages += len(pages)
+        self._puts[event.landing] = _Put(wanted, now + self._config.put_lease_s)
+        return [c.GrantPut(event.landing, tuple(wanted), tuple(pages))]
+
+    def _is_lacking(self, key: BlockKey) -> bool:
+        return key not in self._coming and not self.pool.peek((key,))
+
+    def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
+        for landing in landings:
+            put = self._puts.get(landing)
+            if put is not None and not put.fencing:
+                put.expires_at = now + self._config.put_lease_s
+        return []
+
+    def _commit_put(self, event: c.PutCommitted) -> list[Command]:
+        put = self._puts.get(event.landing)
+        if put is None or put.fencing:
+            return [c.ConfirmPut(event.landing, 0)]
+        stored = 0
+        for i, (page, key, parent) in put.wanted.items():
+            checksum = event.checksums.get(i)
+            if checksum is not None and self.pool.register(page, key, parent):
+                self._checksums[page] = checksum
+                stored += 1
+        self._count("blocks_stored", stored)
+        self._drop_put(event.landing)
+        return [c.ConfirmPut(event.landing, stored)]
+
+    def _abort_put(self, landing: LandingId) -> list[Command]:
+        if landing in self._puts:
+            self._count("puts_aborted")
+        return self._drop_put(landing)
+
+    def _drop_put(self, landing: LandingId) -> list[Command]:
+        put = self._puts.pop(landing, None)
+        if put is not None:
+            self._stop_coming(landing, put)
+            pages = [page for page, _, _ in put.wanted.values()]
+            self._put_pages -= len(pages)
+            self.pool.unpin(pages)
+        return []
+
+    def _stop_coming(self, landing: LandingId, put: _Put) -> None:
+        for _, key, _ in put.wanted.values():
+            if self._coming.get(key) == landing:
+                del self._coming[key]
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    def _open_read(self, event: c.ReadOpened, now: float) -> list[Command]:
+        self._count("reads")
+        self._count("blocks_asked", len(event.keys))
+        room = max(0, int(self.pool.total * self._config.read_share) - self._read_pins)
+        pages: list[int] = []
+        if event.lease not in self._reads:
+            pages = self.pool.match([event.namespace + key for key in event.keys[:room]])
+        if pages:
+            self._read_pins += len(pages)
+            self._reads[event.lease] = _Read(pages, now + self._config.read_lease_s)
+            self._count("blocks_served", len(pages))
+        return [c.GrantRead(event.lease, tuple(pages), tuple(self._checksums[page] for page in pages))]
+
+    def _close_read(self, lease: c.Lease) -> list[Command]:
+        read = self._reads.pop(lease, None)
+        if read is not None:
+            self._read_pins -= len(read.pages)
+            self.pool.unpin(read.pages)
+        return []
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> list[Command]:
+        for lease in [lease for lease, read in self._reads.items() if read.expires_at <= now]:
+            self._count("reads_expired")
+            self._close_read(lease)
+        late = [(k, put) for k, put in self._puts.items() if put.expires_at <= now and not put.fencing]
+        for landing, put in late:
+            self._count("puts_expired")
+            put.fencing = True
+            self._stop_coming(landing, put)
+        return [c.FencePut(landing) for landing, _ in late]
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def _changes(self) -> list[Command]:
+        stored, removed = self.pool.take_changes()
+        self._count("blocks_evicted", len(removed))
+        step = self._config.publish_keys
+        commands: list[Command] = []
+        for first in range(0, max(len(stored), len(removed)), step):
+            self._seq += 1
+            part = slice(first, first + step)
+            commands.append(PublishBlocks(self._seq, _block_keys(stored[part]), _block_keys(removed[part])))
+        return commands
+
+    def _lay_out(self, pages: int) -> None:
+        self.pool = BlockPool(pages, POLICIES[self._config.eviction])
+        self._checksums = array.array("Q", bytes(8 * pages))
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        self.counters[name] += amount
+
+    def check(self) -> None:
+        self.pool.check()
+        put_pages = [page for put in self._puts.values() for page, _, _ in put.wanted.values()]
+        assert len(set(put_pages)) == len(put_pages), "two puts write into one page"
+        assert len(put_pages) == self._put_pages, (
+            f"{self._put_pages} pages of puts counted, {len(put_pages)} found"
+        )
+        assert all(self.pool.refs_of(page) == 1 for page in put_pages), "a page of a put is shared or free"
+        assert all(self.pool.key_of(page) is None for page in put_pages), "a page of an open put can be read"
+        pins = [page for read in self._reads.values() for page in read.pages]
+        assert len(pins) == self._read_pins, f"{self._read_pins} pins of reads counted, {len(pins)} found"
+        assert all(self.pool.key_of(page) is not None for page in pins), "a read holds a page of no content"
+        held = set(put_pages) | set(pins)
+        assert self.pool.held == len(held), (
+            f"{self.pool.held} pages held, but puts and reads know of {len(held)}"
+        )
+        coming = {
+            key: landing
+            for landing, put in self._puts.items()
+            if not put.fencing
+            for _, key, _ in put.wanted.values()
+        }
+        assert coming == self._coming, "keys on their way and open puts disagree"
+
+
+def _block_keys(pool_keys: Iterable[bytes]) -> tuple[BlockKey, ...]:
+    return tuple(key[-KEY_BYTES:] for key in pool_keys)
