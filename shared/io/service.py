@@ -9,11 +9,12 @@ A second signal ends the process at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -28,6 +29,7 @@ from shared.io.presence import Presence
 from shared.io.recorder import Recorder
 from shared.io.signals import Stop
 from shared.protocol.cluster import NodeInfo, NodeLoad
+from shared.protocol.errors import Invalid
 from shared.protocol.ids import Incarnation, NodeId, Role, new_incarnation
 
 log = structlog.get_logger(__name__)
@@ -52,7 +54,7 @@ class App(Protocol):
         ...
 
     async def start(self) -> None:
-        """Subscribe, load, warm up; announce each stage. Returns when ready. ConfigError: this can never work."""
+        """Subscribe, load, warm up; announce each stage. Returns when ready. Raises Invalid if it can never work."""
         ...
 
     async def drain(self, grace_s: float) -> None:
@@ -137,7 +139,8 @@ async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation
             if config.parent_pid:
                 tasks.create_task(watch_parent(config.parent_pid, _orphaned))
             context = Context(bus, config, incarnation, tasks, presence, recorder)
-            app = build(context, config)
+            with _permanent():
+                app = build(context, config)
             try:
                 await presence.begin(app, tasks)
                 await _serve(app, config, stop)
@@ -165,12 +168,22 @@ async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation
 async def _serve(app: App, config: BaseConfig, stop: Stop) -> None:
     """From start to the end of draining."""
     began = time.monotonic()
-    await stop.unless(app.start())
+    with _permanent():
+        await stop.unless(app.start())
     if not stop.asked:
         log.info("service_ready", seconds=round(time.monotonic() - began, 3))
         await stop.wait()
         _exit_within(config.grace_s + CLOSE_S + EXIT_S, 1)
         await _drain(app, config.grace_s)
+
+
+@contextlib.contextmanager
+def _permanent() -> Iterator[None]:
+    """What is Invalid about a node's own start (a model that is not there, say) stays so after a restart."""
+    try:
+        yield
+    except Invalid as e:
+        raise ConfigError(str(e), param=e.param) from e
 
 
 async def _drain(app: App, grace_s: float) -> None:

@@ -6,9 +6,10 @@ import asyncio
 
 from msgspec import Struct
 
-from shared.io.config import BaseConfig, ConfigError
+from shared.io.config import BaseConfig
 from shared.io.service import Context, run
 from shared.protocol.cluster import NodeInfo, NodeLoad, Stage
+from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
 
 SUBJECT = "test.echo"
@@ -47,7 +48,7 @@ class EchoApp:
 
     async def start(self) -> None:
         if self._config.fail == "config":
-            raise ConfigError("the model folder is empty", param="model")
+            raise Invalid("the model folder is empty", param="model")
         if self._config.fail == "start":
             raise OSError("no such device")
         if self._config.fail == "later":
