@@ -8,8 +8,7 @@ from typing import Any, Protocol
 AsyncHandler = Callable[[Any], Awaitable[Any]]
 """Gets a decoded message. What it returns is the reply: a Struct, or an async generator of Structs, each of which is sent
 to the reply subject as it comes; None answers an asker with empty bytes. A raised TsukimiError is sent as WireError.
-For subjects that others than this project's services speak on: subscribed with type `bytes`, a handler gets the bytes
-as they came, and `bytes` that it returns or yields are sent as they are."""
+On subjects where others speak too, the type `wire.Undecoded` passes bytes through, both ways."""
 OrderedHandler = Callable[[Any], None]
 
 

@@ -71,7 +71,7 @@ class Dispatcher:
 
         def take(inbound: Inbound) -> None:
             try:
-                message = _decoded(inbound.data, type_)
+                message = decode(inbound.data, type_)
             except TsukimiError as e:
                 self._count("messages_undecodable", inbound, error=str(e))
                 return
@@ -103,7 +103,7 @@ class Dispatcher:
 
     async def _handle(self, inbound: Inbound, type_: Any, handler: AsyncHandler) -> None:
         try:
-            message = _decoded(inbound.data, type_)
+            message = decode(inbound.data, type_)
         except TsukimiError as e:
             self._count("messages_undecodable", inbound, error=str(e))
             await self._answer(inbound, e.to_wire())
@@ -135,7 +135,7 @@ class Dispatcher:
         """Send an answer, if one is waited for; was it sent? One over max_payload becomes a TooLarge error."""
         if not inbound.reply:
             return False
-        data = _encoded(answer)
+        data = b"" if answer is None else encode(answer)
         if len(data) > self._max_payload_bytes():
             self._count("replies_too_large", inbound)
             error = too_large(len(data), self._max_payload_bytes())
@@ -158,13 +158,3 @@ class Dispatcher:
             log.warning(
                 what, subject=inbound.subject, size_bytes=len(inbound.data), total=self.counters[what], **more
             )
-
-
-def _decoded(data: bytes, type_: Any) -> Any:
-    return data if type_ is bytes else decode(data, type_)
-
-
-def _encoded(answer: Any) -> bytes:
-    if answer is None:
-        return b""
-    return answer if isinstance(answer, bytes) else encode(answer)

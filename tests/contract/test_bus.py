@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.protocol.errors import BlockMissing, DeadlineExceeded, Internal, Invalid, Overloaded, Unavailable
-from shared.protocol.wire import decode, encode
+from shared.protocol.wire import Undecoded, decode, encode
 from tests.support.bus_house import House, Other, Ping, Pong, pong
 from tests.support.until import until
 
@@ -127,12 +127,12 @@ async def test_a_stream_of_replies_arrives_in_order_on_the_reply_subject(house: 
     assert await bus.request("svc.count", Ping(3), Pong, 5.0) == Pong(0)
 
 
-async def test_a_handler_may_speak_bytes(house: House) -> None:
-    async def reverse(data: bytes) -> bytes:
-        return encode(Pong(decode(data, Ping).n, data[::-1]))
+async def test_a_handler_may_speak_in_bytes(house: House) -> None:
+    async def reverse(message: Undecoded) -> Undecoded:
+        return Undecoded(encode(Pong(decode(message.data, Ping).n, message.data[::-1])))
 
     bus = await house.bus()
-    await bus.subscribe("svc.bytes", bytes, reverse)
+    await bus.subscribe("svc.bytes", Undecoded, reverse)
     assert await bus.request("svc.bytes", Ping(3), Pong, 5.0) == Pong(3, encode(Ping(3))[::-1])
 
 
