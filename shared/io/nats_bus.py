@@ -32,7 +32,8 @@ NO_RESPONDERS = "503"
 CONNECT_TIMEOUT_S = 2
 RETRY_S = 0.25
 PING_S = 2
-"""A connection that answers no ping for three of these is taken for lost."""
+UNANSWERED_PINGS = 3
+"""More than these, and the connection is taken for lost."""
 FLUSH_S = 5
 LOG_EVERY_S = 5.0
 INBOX_MESSAGES = 1 << 16
@@ -99,7 +100,7 @@ class NatsBus:
                 reconnect_time_wait=RETRY_S,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 ping_interval=PING_S,
-                max_outstanding_pings=2,
+                max_outstanding_pings=UNANSWERED_PINGS,
                 pending_size=pending_bytes,
                 flush_timeout=FLUSH_S,
             )

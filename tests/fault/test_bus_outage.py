@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -152,6 +154,32 @@ async def test_ten_outages_in_a_row(server: NatsServer, bus: NatsBus) -> None:
         await find(server, bus)
         assert await bus.request("svc", Ping(n), Ping, 5.0) == Ping(n)
     assert not bus.failed.done()
+
+
+async def test_a_server_that_hangs_is_noticed_and_found_again_when_it_goes_on(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_bus, "PING_S", 0.1)
+    bus = await connect(server.url, name="bus")
+    await bus.subscribe("svc", Ping, echo)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: not bus.connected)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await until(lambda: bus.connected)
+    assert await bus.request("svc", Ping(1), Ping, 5.0) == Ping(1)
+    await bus.close()
+
+
+async def test_a_connection_ended_for_good_is_told_as_a_failure(server: NatsServer, bus: NatsBus) -> None:
+    """The server now wants a password that we do not have."""
+    server.reconfigure("authorization { user: a, password: b }")
+    with pytest.raises(Unavailable, match="authorization"):
+        await asyncio.wait_for(bus.failed, 20.0)
+    assert not bus.connected
+    with pytest.raises(Unavailable):
+        await bus.request("svc", Ping(), Ping, 5.0)
 
 
 async def test_messages_that_come_faster_than_they_are_taken_are_dropped_and_counted(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -53,6 +55,11 @@ class NatsServer:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def reconfigure(self, config: str) -> None:
+        """Have the running server take another configuration."""
+        self._config.write_text(config)
+        os.kill(self.pid, signal.SIGHUP)
 
     def _end(self, *, kill: bool) -> None:
         process, self._process = self._process, None
