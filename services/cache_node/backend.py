@@ -1,0 +1,57 @@
+"""The data plane's questions, put to the machine. The answer is there as soon as the event has been fed."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shared.core import cache_events as c
+from shared.core.cache import CacheEvent
+from shared.dataplane.api import PutGrant, ReadGrant
+from shared.protocol.errors import Unavailable
+from shared.protocol.ids import BlockKey, LandingId
+
+Answer = c.GrantPut | c.ConfirmPut | c.GrantRead
+
+
+class MachineBackend:
+    """Implements PoolBackend. Must be called from outside of the machine's own commands, as data planes do."""
+
+    def __init__(self, feed: Callable[[CacheEvent], None]) -> None:
+        self._feed = feed
+        self._leases = itertools.count(1)
+        self._answer: Answer | None = None
+        self.closed = False
+        """Nothing new is granted any more."""
+
+    def answer(self, command: Answer) -> None:
+        """How the machine's answering commands are carried out."""
+        self._answer = command
+
+    def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant:
+        grant = self._ask(c.PutOpened(secrets.token_bytes(16), namespace, tuple(keys)), c.GrantPut)
+        return PutGrant(grant.landing, grant.wanted, grant.pages)
+
+    def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
+        return int(self._ask(c.PutCommitted(landing, checksums), c.ConfirmPut).stored)
+
+    def abort_put(self, landing: LandingId) -> None:
+        self._feed(c.PutAborted(landing))
+
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant:
+        grant = self._ask(c.ReadOpened(next(self._leases), namespace, tuple(keys)), c.GrantRead)
+        return ReadGrant(grant.lease, grant.pages, grant.checksums)
+
+    def close_read(self, lease: int) -> None:
+        self._feed(c.ReadClosed(lease))
+
+    def _ask(self, event: CacheEvent, expected: type[Any]) -> Any:
+        if self.closed and not isinstance(event, c.PutCommitted):
+            raise Unavailable("this cache node is going away")
+        self._answer = None
+        self._feed(event)
+        answer = self._answer
+        assert isinstance(answer, expected), f"{type(event).__name__} was answered with {answer}"
+        return answer
