@@ -46,6 +46,8 @@ class RequestMachine:
         self.attempts = 0
         self.order = TokenOrder(spec.max_new_tokens)
         self.cached_tokens: int | None = None
+        self.nodes: set[NodeId] = set()
+        """All that took part in some attempt."""
         self.late = 0
         self.syncs = 0
         self.outcome = ""
@@ -128,6 +130,7 @@ class RequestMachine:
             self._fail(WireError("internal", f"impossible placement: {place.reason}"))
             return
         attempt.use(place.prefill, place.decode if place.prefill is None or not last else None)
+        self.nodes |= {ref.node for ref in (attempt.prefill, attempt.decode) if ref is not None}
         if attempt.decode is None:
             self._submit(now)
         else:

@@ -1,0 +1,130 @@
+"""From updates to OpenAI objects: chunks of a stream, or one whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from services.gateway import answer_shapes as shapes
+from services.gateway.outbox import TokenEntry, Update
+from services.gateway.request import GenerateRequest
+from services.gateway.session import Usage
+from services.gateway.text import TextModel
+
+
+class Answers:
+    """Builds the objects of one request. Keeps only which choices have been greeted."""
+
+    def __init__(self, request: GenerateRequest, text: TextModel) -> None:
+        self._request = request
+        self._text = text
+        self._chat = request.kind == "chat"
+        prefix = "chatcmpl-" if self._chat else "cmpl-"
+        self._id = prefix + request.id.replace("-", "")
+        self._fingerprint = "fp_" + request.spec.namespace.hex()[:10]
+        self._greeted: set[int] = set()
+        self._usage_field: UnsetType | None = None if request.include_usage else UNSET
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def chunks(self, update: Update) -> list[shapes.Answer]:
+        """Greeting (chats), text, and end are chunks of their own."""
+        choices: list[Any] = []
+        build = self._chat_chunk if self._chat else self._completion_chunk
+        if self._chat and update.choice not in self._greeted:
+            self._greeted.add(update.choice)
+            choices.append(shapes.ChunkChoice(update.choice, shapes.Delta(role="assistant", content="")))
+        if update.text or update.entries:
+            choices.append(build(update.choice, update.text, update.entries, None))
+        if update.finish:
+            choices.append(build(update.choice, "", [], update.finish))
+        return [self._chunk([choice], self._usage_field) for choice in choices]
+
+    def usage_chunk(self, usage: Usage) -> shapes.Answer:
+        return self._chunk([], usage_object(usage))
+
+    def _chunk(self, choices: list[Any], usage: shapes.UsageObject | UnsetType | None) -> shapes.Answer:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return self._answer(kind, choices, usage)
+
+    def _chat_chunk(
+        self, index: int, text: str, entries: list[TokenEntry], finish: str | None
+    ) -> shapes.ChunkChoice:
+        delta = shapes.Delta() if finish else shapes.Delta(content=text)
+        return shapes.ChunkChoice(index, delta, self._chat_logprobs(entries), finish)
+
+    def _completion_chunk(
+        self, index: int, text: str, entries: list[TokenEntry], finish: str | None
+    ) -> shapes.CompletionChoice:
+        return shapes.CompletionChoice(index, text, self._completion_logprobs(entries), finish)
+
+    # -- whole answers -----------------------------------------------------------------------------------------------
+
+    def whole(self, updates: Iterable[Update], usage: Usage) -> shapes.Answer:
+        """`updates`: one per choice, each with everything."""
+        ordered = sorted(updates, key=lambda u: u.choice)
+        choices: list[Any] = [
+            self._chat_choice(u) if self._chat else self._completion_choice(u) for u in ordered
+        ]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._answer(kind, choices, usage_object(usage))
+
+    def _chat_choice(self, update: Update) -> shapes.ChatChoice:
+        message = shapes.AssistantMessage(update.text)
+        return shapes.ChatChoice(
+            update.choice, message, self._chat_logprobs(update.entries), update.finish or "stop"
+        )
+
+    def _completion_choice(self, update: Update) -> shapes.CompletionChoice:
+        logprobs = self._completion_logprobs(update.entries)
+        return shapes.CompletionChoice(update.choice, update.text, logprobs, update.finish)
+
+    def _answer(
+        self, kind: str, choices: list[Any], usage: shapes.UsageObject | UnsetType | None
+    ) -> shapes.Answer:
+        r = self._request
+        return shapes.Answer(self._id, kind, r.created, r.spec.name, self._fingerprint, choices, usage)
+
+    # -- logprobs ----------------------------------------------------------------------------------------------------
+
+    def _chat_logprobs(self, entries: list[TokenEntry]) -> shapes.ChatLogprobs | None:
+        return shapes.ChatLogprobs([self._chat_logprob(e) for e in entries]) if entries else None
+
+    def _chat_logprob(self, entry: TokenEntry) -> shapes.ChatLogprob:
+        top = [shapes.TopLogprob(t.text, lp, t.bytes) for t, lp in self._top(entry)]
+        token = self._text.token_text(entry.token)
+        return shapes.ChatLogprob(token.text, entry.logprob.logprob, token.bytes, top)
+
+    def _completion_logprobs(self, entries: list[TokenEntry]) -> shapes.CompletionLogprobs | None:
+        if not entries:
+            return None
+        wants_top = bool(self._request.sampling.top_logprobs)
+        return shapes.CompletionLogprobs(
+            tokens=[self._text.token_text(e.token).text for e in entries],
+            token_logprobs=[e.logprob.logprob for e in entries],
+            top_logprobs=[{t.text: lp for t, lp in self._top(e)} for e in entries] if wants_top else None,
+            text_offset=[e.text_offset for e in entries],
+        )
+
+    def _top(self, entry: TokenEntry) -> list[tuple[Any, float]]:
+        return [(self._text.token_text(token), logprob) for token, logprob in entry.logprob.top]
+
+
+def usage_object(usage: Usage) -> shapes.UsageObject:
+    return shapes.UsageObject(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        shapes.PromptDetails(usage.cached_tokens),
+    )
+
+
+def merge(updates: Iterable[Update], into: dict[int, Update]) -> None:
+    """Collect what a stream brought, choice by choice."""
+    for update in updates:
+        known = into.setdefault(update.choice, Update(update.choice))
+        known.text += update.text
+        known.entries += update.entries
+        known.finish = update.finish or known.finish

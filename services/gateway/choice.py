@@ -1,0 +1,199 @@
+"""One choice being generated: its machine, the commands it gives, and its tokens on their way to text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from services.gateway.calls import Calls
+from services.gateway.detokenize import Detokenizer
+from services.gateway.outbox import TokenEntry, Update
+from services.gateway.stop import StopFinder
+from shared.core import request_events as ev
+from shared.core.lifecycle import RequestMachine
+from shared.core.machine import Event
+from shared.core.worker import Ticked
+from shared.protocol.errors import Internal, TsukimiError
+from shared.protocol.sampling import TokenLogprob
+
+log = structlog.get_logger(__name__)
+
+CancelAttempt = Callable[[ev.Cancel], None]
+
+
+class Choice:
+    """The shell of one RequestMachine. Tells `told` what is new, in order, the last with a finish; or `failed`, once.
+
+    What its machine or a command raises fails this choice alone, as Internal.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        machine: RequestMachine,
+        detokenizer: Detokenizer,
+        stops: StopFinder,
+        calls: Calls,
+        cancel: CancelAttempt,
+        told: Callable[[Update], None],
+        failed: Callable[[TsukimiError], None],
+    ) -> None:
+        self.index = index
+        self.machine = machine
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._text = AnswerText(detokenizer, stops)
+        self._calls = calls
+        self._cancel = cancel
+        self._told = told
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._ended = False
+
+    def feed(self, event: Event) -> None:
+        if isinstance(event, ev.ClientGone):
+            self._ended = True
+        try:
+            for command in self.machine.handle(event, time.monotonic()):
+                self._carry_out(command)
+        except Exception:
+            log.exception("request_machine_failed", request=self.machine.spec.request, choice=self.index)
+            self._end(Internal("the request's machine failed"))
+
+    async def close(self) -> None:
+        """Stop waiting for anything. Idempotent."""
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: Any) -> None:
+        match command:
+            case ev.Deliver():
+                self._deliver(command)
+            case ev.SetTimer():
+                self._set_timer(command.at)
+            case ev.AskPlace():
+                self._ask(self._calls.place(command))
+            case ev.Reserve():
+                self._ask(self._calls.reserve(command))
+            case ev.SubmitPrefill():
+                self._ask(self._calls.submit(command))
+            case ev.AskSync():
+                self._ask(self._calls.sync(command))
+            case ev.Cancel():
+                self._cancel(command)
+            case ev.Finish():
+                self._finish(command)
+            case ev.Fail():
+                self._end(command.error.to_exception())
+
+    def _ask(self, question: Coroutine[Any, Any, Event]) -> None:
+        task = asyncio.get_running_loop().create_task(self._await(question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _await(self, question: Coroutine[Any, Any, Event]) -> None:
+        try:
+            event = await question
+        except Exception:
+            log.exception("request_command_failed", request=self.machine.spec.request, choice=self.index)
+            self._end(Internal("a question to a node failed"))
+            self.feed(ev.ClientGone("the gateway failed"))
+        else:
+            self.feed(event)
+
+    def _set_timer(self, at: float) -> None:
+        delay_s = at - time.monotonic()
+
+        def ring() -> None:
+            self._timers.discard(timer)
+            if time.monotonic() < at:  # the loop's clock is coarser than ours
+                self._set_timer(at)
+            else:
+                self.feed(Ticked())
+
+        timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), ring)
+        self._timers.add(timer)
+
+    # -- the answer --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, command: ev.Deliver) -> None:
+        if command.cached_tokens is not None:
+            self.cached_tokens = command.cached_tokens
+        if self._ended:
+            return
+        logprobs = command.logprobs or (None,) * len(command.tokens)
+        update = Update(self.index)
+        for token, logprob in zip(command.tokens, logprobs, strict=True):
+            self.completion_tokens += 1
+            self._text.push(token, logprob, update)
+            if self._text.stopped:
+                update.finish = "stop"
+                break
+        if update.text or update.entries or update.finish:
+            self._told(update)
+        if self._text.stopped:
+            self._ended = True
+            self.feed(ev.StopMet(self.completion_tokens))
+
+    def _finish(self, command: ev.Finish) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        update = Update(self.index, finish=command.reason)
+        self._text.finish(update)
+        self._told(update)
+
+    def _end(self, error: TsukimiError) -> None:
+        if not self._ended:
+            self._ended = True
+            self._failed(error)
+
+
+class AnswerText:
+    """Tokens of one answer to text that is certain, with the tokens it is made of."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopFinder) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._decoded_chars = 0
+        self._told_chars = 0
+        self._held: list[tuple[int, TokenEntry]] = []
+        """Tokens whose text is not told yet, with where it ends. Those of a stop string never are."""
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.met
+
+    def push(self, token: int, logprob: TokenLogprob | None, update: Update) -> None:
+        offset = self._decoded_chars
+        text = self._detokenizer.push(token)
+        self._decoded_chars += len(text)
+        if logprob is not None:
+            self._held.append((self._decoded_chars, TokenEntry(token, logprob, offset)))
+        self._tell(self._stops.push(text), update)
+
+    def finish(self, update: Update) -> None:
+        """The answer ended without a stop string: nothing is held back any more."""
+        last = self._stops.push(self._detokenizer.finish())
+        self._tell(last + self._stops.finish(), update)
+        if not self.stopped:
+            update.entries += [entry for _, entry in self._held]
+            self._held.clear()
+
+    def _tell(self, text: str, update: Update) -> None:
+        update.text += text
+        self._told_chars += len(text)
+        while self._held and self._held[0][0] <= self._told_chars:
+            update.entries.append(self._held.pop(0)[1])
