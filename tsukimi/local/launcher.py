@@ -125,9 +125,9 @@ class Launcher:
         while not self._supervisor.stopping:
             status = await http_status(self._addresses.http_host, self._addresses.http_port, "/ready")
             if status == 200:
-                self._ready = True
-                self._write_state()
                 self._report.summary(self._summary)
+                self._ready = True
+                self._write_state()  # after the summary: who waits for this state wants to read that first
                 return
             asked += 1
             if asked == 100:
