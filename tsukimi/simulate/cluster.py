@@ -1,0 +1,248 @@
+"""A whole cluster in simulated time: the machines of every role, wired by control messages and flows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from shared.core.admission import Objectives
+from shared.core.block_parts import snapshot_parts
+from shared.core.blocks import blocks_for, namespace_digest
+from shared.core.conductor import ConductorMachine
+from shared.core.conductor_events import (
+    AskSnapshot,
+    BlocksChanged,
+    CallRoll,
+    ConductorConfig,
+    ConductorStarted,
+    LoadReported,
+    NodeAnnounced,
+    NoticeNode,
+    PlaceAsked,
+    ReplyPlacement,
+    ReplyRefusal,
+    SnapshotArrived,
+)
+from shared.core.cost import PRESETS
+from shared.core.decode import DecodeConfig, DecodeMachine
+from shared.core.machine import Ask
+from shared.core.placement import Links
+from shared.core.prefill import PrefillConfig, PrefillMachine
+from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
+from shared.protocol.cluster import BlockEvents
+from shared.protocol.ids import NodeId, NodeRef, Role
+from shared.protocol.model import KVLayout, ModelSpec
+from shared.protocol.requests import TokenDelta
+from tsukimi.simulate.gateway import FOREVER, SimulatedGateway
+from tsukimi.simulate.hosts import Hosts
+from tsukimi.simulate.measure import Measures
+from tsukimi.simulate.pool import SimulatedCache
+from tsukimi.simulate.timeline import Timeline
+from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tsukimi.simulate.worker import SimulatedWorker
+
+MODEL = "llama2-70b"
+LAYOUT = KVLayout(
+    layers=80, kv_heads=8, head_dim=128, block_tokens=TRACE_BLOCK_TOKENS, dtype="bfloat16", dtype_bytes=2
+)
+REPORT_S = 0.02
+"""Load reports on change are at least this far apart, as in a live node."""
+TICK_S = 10.0
+MAX_REPEAT = 1 << 20
+
+
+class SimulationConfig(Struct, frozen=True, kw_only=True):
+    policy: str = "kvcache_centric"
+    prefill: int = 8
+    """Prefill nodes, each on a host of its own with a cache node."""
+    decode: int = 8
+    balancing_threshold: float = 1.0
+    seed: int = 0
+    ttft_slo_s: float = 0.0
+    tbt_slo_s: float = 0.0
+    kv_tokens: int = 1_000_000
+    """KV memory of each prefill and decode node."""
+    pool_tokens: int = 3_000_000
+    """Memory of each cache node."""
+    chunk_tokens: int = 131_072
+    """Most prompt tokens of one prefill step."""
+    max_prefills: int = 1
+    """Prompts that a prefill node loads and computes at a time."""
+    inline_tokens: int = 0
+    """Most uncached prompt tokens that a decode node prefills itself."""
+    cost: str = "llama2-70b-8xa800"
+    nic_bytes_s: float = 87e9
+    shm_bytes_s: float = 128e9
+    message_s: float = 0.001
+    """How long a control message takes."""
+
+
+class SimulatedCluster:
+    """Owns time. `run` is called once."""
+
+    def __init__(self, config: SimulationConfig, requests: list[TraceRequest]) -> None:
+        self.config = config
+        self.timeline = Timeline(config.message_s)
+        self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
+        self.measures = Measures(requests)
+        self.conductor = ConductorMachine(_conductor_config(config))
+        self.caches: dict[NodeId, SimulatedCache] = {}
+        self.workers: dict[NodeId, SimulatedWorker] = {}
+        self._requests = requests
+        self._seqs: dict[NodeId, int] = {}
+        self._reporting: set[NodeId] = set()
+        namespace = namespace_digest(model=MODEL, cost=config.cost)
+        self.gateway = SimulatedGateway(self, MODEL, namespace, self.measures, self._ended)
+        self._build(namespace)
+
+    def run(self, progressed: Any = None) -> None:
+        """`progressed(done)` is called after every request."""
+        self._progressed = progressed
+        self.timeline.at(0.0, self._to_conductor, ConductorStarted())
+        for node in (*self.caches.values(), *self.workers.values()):
+            self.timeline.at(0.0, self._to_conductor, NodeAnnounced(node.info()))
+            self.timeline.at(0.0, self._report, node)
+        for request in self._requests:
+            self.timeline.at(request.arrival_s, self.gateway.arrived, request)
+        self.timeline.at(TICK_S, self._tick)
+        self.timeline.run()
+
+    def check(self) -> None:
+        """All machines' laws, and that nothing is left when all requests have ended."""
+        self.conductor.check()
+        self.hosts.network.check()
+        for cache in self.caches.values():
+            cache.machine.check()
+        for worker in self.workers.values():
+            worker.machine.check()
+            assert worker.machine.pool.held == 0, f"{worker.ref.node} holds blocks for nobody"
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def _build(self, namespace: bytes) -> None:
+        config, cost = self.config, PRESETS[self.config.cost]
+        spec = ModelSpec(MODEL, MODEL, 32_000, 1 << 20, (), LAYOUT, namespace)
+        common: dict[str, Any] = {
+            "namespace": namespace,
+            "block_tokens": TRACE_BLOCK_TOKENS,
+            "pages": blocks_for(config.kv_tokens, TRACE_BLOCK_TOKENS),
+            "gateway_lease_s": FOREVER,
+            "token_ids": False,
+            "cost": cost,
+            "fit_cost": False,
+            "chunk_tokens": config.chunk_tokens,
+            "max_waiting": 1 << 20,
+        }
+        for i in range(config.prefill):
+            ref = _ref("cache", i, f"prefill-host-{i}")
+            pages = blocks_for(config.pool_tokens, TRACE_BLOCK_TOKENS)
+            self.caches[ref.node] = SimulatedCache(ref, pages, self.timeline, self._publish)
+        for i in range(config.prefill):
+            ref = _ref("prefill", i, f"prefill-host-{i}")
+            prefill = PrefillMachine(
+                PrefillConfig(node=ref.node, incarnation=ref.incarnation, max_running=config.max_prefills, **common)
+            )
+            self._add(ref, prefill, spec)
+        for i in range(config.decode):
+            ref = _ref("decode", i, f"decode-host-{i}")
+            decode = DecodeMachine(
+                DecodeConfig(
+                    node=ref.node,
+                    incarnation=ref.incarnation,
+                    max_running=256,
+                    headroom_tokens=1 << 20,
+                    max_repeat=MAX_REPEAT,
+                    **common,
+                )
+            )
+            self._add(ref, decode, spec)
+
+    def _add(self, ref: NodeRef, machine: PrefillMachine | DecodeMachine, spec: ModelSpec) -> None:
+        self.workers[ref.node] = SimulatedWorker(
+            ref, machine, spec, PRESETS[self.config.cost], self, self._publish, self.measures.ran
+        )
+
+    # -- the conductor -----------------------------------------------------------------------------------------------
+
+    def ask_conductor(self, event: PlaceAsked) -> None:
+        self._to_conductor(event)
+
+    def _to_conductor(self, event: Any) -> None:
+        for command in self.conductor.handle(event, self.timeline.now):
+            match command:
+                case ReplyPlacement(ask=ask, placement=placement):
+                    self.answer(ask, placement)
+                case ReplyRefusal(ask=ask, error=error):
+                    self.answer(ask, error)
+                case AskSnapshot(node=node):
+                    self.timeline.send(self._asked_snapshot, node)
+                case CallRoll() | NoticeNode():
+                    pass
+
+    def _asked_snapshot(self, node: NodeId) -> None:
+        if node in self.caches:
+            self.caches[node].asked_snapshot()
+        else:
+            self.workers[node].feed(SnapshotWanted())
+
+    def _publish(self, ref: NodeRef, command: PublishBlocks | PublishSnapshot) -> None:
+        if isinstance(command, PublishBlocks):
+            events = BlockEvents(ref.node, ref.incarnation, command.seq, command.stored, command.removed)
+            self.timeline.send(self._to_conductor, BlocksChanged(events))
+            return
+        for part in snapshot_parts(ref.node, ref.incarnation, command.seq, command.keys, 1 << 20):
+            self.timeline.send(self._to_conductor, SnapshotArrived(part))
+
+    def report_soon(self, worker: SimulatedWorker) -> None:
+        if worker.ref.node not in self._reporting:
+            self._reporting.add(worker.ref.node)
+            self.timeline.at(self.timeline.now + REPORT_S, self._report, worker)
+
+    def _report(self, node: SimulatedWorker | SimulatedCache) -> None:
+        name = node.ref.node
+        self._reporting.discard(name)
+        seq = self._seqs[name] = self._seqs.get(name, 0) + 1
+        load = node.load(seq) if isinstance(node, SimulatedCache) else node.machine.load(self.timeline.now, seq)
+        self._to_conductor(LoadReported(load))
+
+    # -- everybody ---------------------------------------------------------------------------------------------------
+
+    def answer(self, ask: Ask, message: Any) -> None:
+        self.timeline.send(self.gateway.answered, (ask, message))
+
+    def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
+        self.timeline.send(self.gateway.took_tokens, (node, deltas))
+
+    def _ended(self) -> None:
+        if self._progressed is not None:
+            self._progressed(self.measures.done)
+
+    def _tick(self, _: Any) -> None:
+        """Heartbeats and clocks, while there is something to wait for."""
+        if self.measures.done == len(self._requests):
+            return
+        for node in (*self.caches.values(), *self.workers.values()):
+            node.feed(Ticked())
+            self._report(node)
+        self._to_conductor(Ticked())
+        self.timeline.at(self.timeline.now + TICK_S, self._tick)
+
+
+def _ref(role: Role, number: int, host: str) -> NodeRef:
+    node = f"{role}-{number}"
+    return NodeRef(node=node, incarnation=node, host=host)
+
+
+def _conductor_config(config: SimulationConfig) -> ConductorConfig:
+    return ConductorConfig(
+        policy=config.policy,
+        balancing_threshold=config.balancing_threshold,
+        seed=config.seed,
+        objectives=Objectives(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s),
+        links=Links(config.nic_bytes_s, config.shm_bytes_s, config.message_s),
+        inline_tokens=config.inline_tokens,
+        pool_answers=False,  # the answers' token ids are not known: nothing could find their blocks again
+        lost_after_s=FOREVER,
+        stale_s=FOREVER,
+    )

@@ -1,0 +1,100 @@
+"""An engine that takes the time the cost model says, and computes nothing.
+
+Repeats of a pure decode step are skipped over in one event, in closed form; an interrupt ends them after the step that is
+running, as in a real engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.core.cost import mixed_s, repeat_s, step_s, steps_within
+from shared.core.steps import InterruptRun, RunStep, SequenceResult, StepDone
+from shared.protocol.cluster import CostCoefficients
+from shared.protocol.ids import AttemptId
+from tsukimi.simulate.timeline import Timeline
+
+TOKEN = 1
+"""What every sequence says, all the time."""
+
+Ran = Callable[[tuple[AttemptId, ...], float, int, float, float], None]
+"""(sequences that sampled, run's start, steps, seconds of the first step, growth of each next one)."""
+
+
+class _Run:
+    __slots__ = ("command", "growth_s", "kv_tokens", "started_s", "steps", "step_s")
+
+    def __init__(self, command: RunStep, started_s: float) -> None:
+        self.command = command
+        self.started_s = started_s
+        self.steps = 1
+        self.step_s = 0.0
+        self.growth_s = 0.0
+        self.kv_tokens = 0
+
+
+class CostEngine:
+    """One engine; at most one step is out. `done` gets each StepDone, `ran` what was run, for the statistics."""
+
+    def __init__(
+        self, cost: CostCoefficients, timeline: Timeline, done: Callable[[StepDone], None], ran: Ran
+    ) -> None:
+        self._cost = cost
+        self._timeline = timeline
+        self._done = done
+        self._ran = ran
+        self._run: _Run | None = None
+        self.busy_s = 0.0
+
+    def start(self, command: RunStep) -> float:
+        """Returns how long its (first) step takes."""
+        assert self._run is None, "a step is out"
+        run = _Run(command, self._timeline.now)
+        chunks = []
+        decoding = 0
+        for s in command.sequences:
+            if s.token_ids:  # a prompt has none here
+                decoding += 1
+                run.kv_tokens += s.start + 1
+            else:
+                chunks.append((s.start, s.tokens))
+        if chunks:
+            run.step_s = mixed_s(self._cost, chunks, decoding, run.kv_tokens)
+        else:
+            run.steps = command.up_to
+            run.step_s = step_s(self._cost, decoding, run.kv_tokens)
+            run.growth_s = self._cost.step_token_s * decoding
+        self._run = run
+        self._end_after(run, run.steps)
+        return run.step_s
+
+    def interrupt(self, command: InterruptRun) -> None:
+        run = self._run
+        if run is None or run.command.step != command.step or run.steps == 1:
+            return
+        elapsed_s = self._timeline.now - run.started_s
+        batch = len(run.command.sequences)
+        steps = steps_within(self._cost, batch, run.kv_tokens, elapsed_s) + 1
+        if steps < run.steps:
+            self._end_after(run, steps)
+
+    def _end_after(self, run: _Run, steps: int) -> None:
+        run.steps = steps
+        seconds = run.step_s
+        if steps > 1:
+            seconds = repeat_s(self._cost, len(run.command.sequences), run.kv_tokens, steps)
+        self._timeline.at(run.started_s + seconds, self._ended, (run, steps, seconds))
+
+    def _ended(self, what: tuple[_Run, int, float]) -> None:
+        run, steps, seconds = what
+        if run is not self._run or steps != run.steps:
+            return
+        self._run = None
+        self.busy_s += seconds
+        sampled = tuple(s.attempt for s in run.command.sequences if s.sample is not None)
+        self._ran(sampled, run.started_s, steps, run.step_s, run.growth_s)
+        tokens = (TOKEN,) * steps
+        results = tuple(
+            SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in run.command.sequences
+        )
+        self._done(StepDone(run.command.step, results, steps, seconds))

@@ -1,0 +1,155 @@
+"""The gateway in simulated time: one RequestMachine per request, its commands carried out as control messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shared.core import request_events as ev
+from shared.core.conductor_events import PlaceAsked
+from shared.core.lifecycle import RequestMachine
+from shared.core.machine import Ask
+from shared.core.worker import AttemptCancelled, JobSubmitted, ReserveAsked, SyncAsked, Ticked
+from shared.protocol.errors import WireError
+from shared.protocol.ids import AttemptId, NodeId, NodeRef
+from shared.protocol.requests import Placement, Reserved, TokenDelta
+from shared.protocol.sampling import SamplingParams
+from tsukimi.simulate.measure import Measures
+from tsukimi.simulate.timeline import Timeline
+from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tsukimi.simulate.worker import SimulatedWorker
+
+GATEWAY = "gateway-0"
+FOREVER = float("inf")
+LIFECYCLE = ev.LifecycleConfig(budget_s=FOREVER, idle_sync_s=FOREVER, gap_sync_s=FOREVER)
+"""No message is ever lost here, so that nobody need ask after one."""
+SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
+"""Answers end at their recorded length."""
+
+
+class Cluster(Protocol):
+    timeline: Timeline
+    workers: dict[NodeId, SimulatedWorker]
+
+    def ask_conductor(self, event: PlaceAsked) -> None: ...
+
+
+class SimulatedGateway:
+    """Owns all requests."""
+
+    def __init__(
+        self, cluster: Cluster, model: str, namespace: bytes, measures: Measures, ended: Callable[[], None]
+    ) -> None:
+        self._cluster = cluster
+        self._timeline = cluster.timeline
+        self._model = model
+        self._namespace = namespace
+        self._measures = measures
+        self._ended = ended
+        self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
+        """By the attempt that is going on, with the request's number."""
+        self._asks: dict[Ask, tuple[RequestMachine, int, Callable[[Any], Any]]] = {}
+        """Questions out: who asked, and how an answer becomes an event."""
+        self._ask = 0
+
+    def arrived(self, request: TraceRequest) -> None:
+        spec = ev.ChoiceSpec(
+            request=f"r{request.number}",
+            choice=0,
+            model=self._model,
+            namespace=self._namespace,
+            block_tokens=TRACE_BLOCK_TOKENS,
+            prompt_tokens=request.prompt_tokens,
+            prompt=b"",
+            block_keys=request.block_keys,
+            max_new_tokens=request.output_tokens,
+            sampling=SAMPLING,
+            gateway=GATEWAY,
+            gateway_incarnation=GATEWAY,
+        )
+        self._feed(RequestMachine(spec, LIFECYCLE), request.number, ev.Started())
+
+    def answered(self, answer: tuple[Ask, Any]) -> None:
+        """An answer to a question arrived."""
+        machine, number, as_event = self._asks.pop(answer[0])
+        self._feed(machine, number, as_event(answer[1]))
+
+    def took_tokens(self, tokens: tuple[NodeRef, tuple[TokenDelta, ...]]) -> None:
+        """A TokenBatch arrived."""
+        ref, deltas = tokens
+        for delta in deltas:
+            found = self._machines.get(delta.attempt)
+            if found is not None:
+                event = ev.TokensArrived(delta.attempt, ref.node, ref.incarnation, delta)
+                self._feed(*found, event)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _feed(self, machine: RequestMachine, number: int, event: Any) -> None:
+        for command in machine.handle(event, self._timeline.now):
+            match command:
+                case ev.Deliver():
+                    self._measures.delivered(number, command, self._timeline.now)
+                case ev.AskPlace(request=request):
+                    self._machines[request.attempt] = (machine, number)
+                    ask = self._asking(machine, number, _place_answer(request.attempt))
+                    self._timeline.send(self._cluster.ask_conductor, PlaceAsked(request, ask))
+                case ev.Reserve(node=ref, request=request):
+                    ask = self._asking(machine, number, _reserve_answer(request.attempt, ref.node))
+                    self._timeline.send(self._cluster.workers[ref.node].feed, ReserveAsked(request, ask))
+                case ev.SubmitPrefill(node=ref, job=job):
+                    ask = self._asking(machine, number, _submit_answer(job.attempt, ref.node))
+                    self._timeline.send(self._cluster.workers[ref.node].feed, JobSubmitted(job, ask))
+                case ev.Cancel(node=node, attempt=attempt, reason=reason):
+                    self._timeline.send(self._cluster.workers[node].feed, AttemptCancelled(attempt, reason))
+                case ev.AskSync(node=node, attempt=attempt, from_index=index):
+                    ask = self._asking(machine, number, _sync_answer(attempt, node))
+                    self._timeline.send(self._cluster.workers[node].feed, SyncAsked(attempt, index, ask))
+                case ev.SetTimer(at=at):
+                    self._timeline.at(at, self._tick, (machine, number))
+                case ev.Finish():
+                    self._measures.finished(number, event.attempt, command)
+                    self._forget(event)
+                case ev.Fail(error=error):
+                    self._measures.failed(number, error)
+                    self._forget(event)
+
+    def _asking(self, machine: RequestMachine, number: int, as_event: Callable[[Any], Any]) -> Ask:
+        self._ask += 1
+        self._asks[self._ask] = (machine, number, as_event)
+        return self._ask
+
+    def _tick(self, what: tuple[RequestMachine, int]) -> None:
+        machine, number = what
+        if machine.phase != "ended":
+            self._feed(machine, number, Ticked())
+
+    def _forget(self, event: Any) -> None:
+        self._machines.pop(event.attempt, None)
+        self._ended()
+
+
+def _place_answer(attempt: AttemptId) -> Callable[[Placement | WireError], Any]:
+    return lambda answer: (
+        ev.PlaceRefused(attempt, answer) if isinstance(answer, WireError) else ev.PlaceAnswered(attempt, answer)
+    )
+
+
+def _reserve_answer(attempt: AttemptId, node: NodeId) -> Callable[[Reserved | WireError], Any]:
+    return lambda answer: (
+        ev.ReserveRefused(attempt, node, answer)
+        if isinstance(answer, WireError)
+        else ev.ReserveAnswered(attempt, node, answer)
+    )
+
+
+def _submit_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
+    return lambda answer: (
+        ev.SubmitRefused(attempt, node, answer) if isinstance(answer, WireError) else ev.SubmitAnswered(attempt, node)
+    )
+
+
+def _sync_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
+    return lambda answer: (
+        ev.SyncFailed(attempt, node, answer) if isinstance(answer, WireError) else ev.SyncAnswered(attempt, node, answer)
+    )

@@ -1,0 +1,43 @@
+"""The machines that nodes are on, each with a network card and a memory bus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tsukimi.simulate.network import Done, Link, Network
+from tsukimi.simulate.timeline import Timeline
+
+
+class Host:
+    def __init__(self, nic_bytes_s: float, shm_bytes_s: float) -> None:
+        self.sending = Link(nic_bytes_s)
+        self.receiving = Link(nic_bytes_s)
+        self.memory = Link(shm_bytes_s)
+
+
+class Hosts:
+    """Moves bytes between hosts over their cards, or within one over its memory bus."""
+
+    def __init__(self, timeline: Timeline, nic_bytes_s: float, shm_bytes_s: float) -> None:
+        self.timeline = timeline
+        self._speeds = (nic_bytes_s, shm_bytes_s)
+        self._hosts: dict[str, Host] = {}
+        self.network = Network(timeline.at)
+
+    def start(self, source: str, target: str, size_bytes: float, done: Done, argument: Any = None) -> None:
+        links: tuple[Link, ...]
+        if source == target:
+            links = (self._host(source).memory,)
+        else:
+            links = (self._host(source).sending, self._host(target).receiving)
+        self.network.start(self.timeline.now, links, size_bytes, done, argument)
+
+    def moved_bytes(self) -> tuple[float, float]:
+        """Over cards, over memory."""
+        hosts = self._hosts.values()
+        return sum(h.sending.moved_bytes for h in hosts), sum(h.memory.moved_bytes for h in hosts)
+
+    def _host(self, name: str) -> Host:
+        if name not in self._hosts:
+            self._hosts[name] = Host(*self._speeds)
+        return self._hosts[name]

@@ -1,0 +1,122 @@
+"""What a run was like: times to first token, times between tokens, reuse. Failures are counted apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from typing import Any
+
+from shared.core.request_events import Deliver, Finish
+from shared.protocol.errors import WireError
+from shared.protocol.ids import AttemptId
+from tsukimi.simulate.trace import TraceRequest
+
+Interval = tuple[float, float, int]
+"""(longest, shortest, how many) intervals between tokens that grow evenly."""
+
+LONGEST_SHARE = 0.1
+"""A request's TBT is the mean of so many of its longest intervals, as in the papers."""
+
+
+class Measures:
+    """Collects as the run goes; `summary` at the end. The same run gives the same summary, bit for bit."""
+
+    def __init__(self, requests: list[TraceRequest]) -> None:
+        self._requests = requests
+        self._ttft_s: dict[int, float] = {}
+        self._tbt_s: dict[int, float] = {}
+        self._ended: dict[int, Finish] = {}
+        self._errors: Counter[str] = Counter()
+        self._last_token_s: dict[AttemptId, float] = {}
+        self._intervals: dict[AttemptId, list[Interval]] = {}
+
+    @property
+    def done(self) -> int:
+        return len(self._ended) + sum(self._errors.values())
+
+    # -- what happened -----------------------------------------------------------------------------------------------
+
+    def ran(
+        self, attempts: tuple[AttemptId, ...], started_s: float, steps: int, step_s: float, growth_s: float
+    ) -> None:
+        """An engine ran `steps` steps that gave each of these a token each."""
+        first_s = started_s + step_s
+        last_s = started_s + steps * step_s + growth_s * (steps * (steps - 1) // 2)
+        longest = step_s + growth_s * (steps - 1)
+        for attempt in attempts:
+            before_s = self._last_token_s.get(attempt)
+            if before_s is not None:
+                intervals = self._intervals.setdefault(attempt, [])
+                gap_s = first_s - before_s
+                intervals.append((gap_s, gap_s, 1))
+                if steps > 1:
+                    intervals.append((longest, step_s + growth_s, steps - 1))
+            self._last_token_s[attempt] = last_s
+
+    def delivered(self, number: int, command: Deliver, now: float) -> None:
+        if command.index == 0:
+            self._ttft_s[number] = now - self._requests[number].arrival_s
+
+    def finished(self, number: int, attempt: AttemptId, command: Finish) -> None:
+        self._ended[number] = command
+        self._last_token_s.pop(attempt, None)
+        intervals = self._intervals.pop(attempt, None)
+        if intervals:
+            self._tbt_s[number] = mean_of_longest(intervals)
+
+    def failed(self, number: int, error: WireError) -> None:
+        """Its times count nowhere."""
+        self._errors[error.code] += 1
+        self._ttft_s.pop(number, None)
+
+    # -- the whole ---------------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        prompt = sum(f.prompt_tokens for f in self._ended.values())
+        cached = sum(f.cached_tokens for f in self._ended.values())
+        rejected = self._errors["overloaded"]
+        return {
+            "requests": len(self._requests),
+            "completed": len(self._ended),
+            "rejected": rejected,
+            "failed": sum(self._errors.values()) - rejected,
+            "errors": dict(sorted(self._errors.items())),
+            "prompt_tokens": prompt,
+            "cached_tokens": cached,
+            "output_tokens": sum(f.completion_tokens for f in self._ended.values()),
+            "hit_rate": cached / prompt if prompt else 0.0,
+            "ttft_s": spread(list(self._ttft_s.values())),
+            "tbt_s": spread(list(self._tbt_s.values())),
+        }
+
+    def goodput(self, ttft_s: float, tbt_s: float) -> float:
+        """Share of all requests, failed ones included, that met both objectives (0: none is set)."""
+        good = 0
+        for number in self._ended:
+            in_time = not ttft_s or self._ttft_s[number] <= ttft_s
+            good += in_time and (not tbt_s or self._tbt_s.get(number, 0.0) <= tbt_s)
+        return good / len(self._requests) if self._requests else 0.0
+
+
+def mean_of_longest(intervals: list[Interval]) -> float:
+    """Mean of the longest tenth. Evenly growing intervals are taken from their long end."""
+    count = sum(n for _, _, n in intervals)
+    wanted = left = max(1, ceil(count * LONGEST_SHARE))
+    total = 0.0
+    for longest, shortest, n in sorted(intervals, reverse=True):
+        take = min(n, left)
+        growth = (longest - shortest) / (n - 1) if n > 1 else 0.0
+        total += take * longest - growth * (take * (take - 1) / 2)
+        left -= take
+        if not left:
+            break
+    return total / wanted
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean and percentiles (nearest rank); zeros for no values."""
+    if not values:
+        return dict.fromkeys(("mean", "p50", "p90", "p99"), 0.0)
+    values.sort()
+    ranks = {f"p{p}": values[ceil(len(values) * p / 100) - 1] for p in (50, 90, 99)}
+    return {"mean": sum(values) / len(values)} | ranks

@@ -1,0 +1,115 @@
+"""Links shared fairly by whatever flows over them at a time.
+
+A flow crosses a sender's and a receiver's side (or the memory bus of one host) and gets, on the tightest of them, an equal
+share. Rates change only when a flow begins or ends, so that between such moments everything is a straight line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Done = Callable[[Any], None]
+
+
+class Link:
+    """One side of a network card, or a memory bus."""
+
+    __slots__ = ("bytes_s", "flows", "moved_bytes")
+
+    def __init__(self, bytes_s: float) -> None:
+        if bytes_s <= 0:
+            raise ValueError("a link moves something")
+        self.bytes_s = bytes_s
+        self.flows: dict[Flow, None] = {}
+        self.moved_bytes = 0.0
+
+
+class Flow:
+    """Bytes on their way. `done(argument)` is called when none are left."""
+
+    __slots__ = ("_at", "argument", "done", "finish_at", "left_bytes", "links", "rate", "version")
+
+    def __init__(self, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any) -> None:
+        self.links = links
+        self.left_bytes = size_bytes
+        self.done = done
+        self.argument = argument
+        self.rate = 0.0
+        self.finish_at = float("inf")
+        self.version = 0
+        self._at = 0.0
+
+    def advance_to(self, now: float) -> None:
+        moved = min(self.left_bytes, self.rate * (now - self._at))
+        self.left_bytes -= moved
+        for link in self.links:
+            link.moved_bytes += moved
+        self._at = now
+
+
+class Network:
+    """All flows. The owner of time asks `schedule(at, callback, argument)` to be called back."""
+
+    def __init__(self, schedule: Callable[[float, Done, Any], None]) -> None:
+        self._schedule = schedule
+        self._flows: dict[Flow, None] = {}
+
+    def start(
+        self, now: float, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any = None
+    ) -> Flow:
+        """Nothing to move is done at once, but never within this call."""
+        flow = Flow(links, size_bytes, done, argument)
+        flow.advance_to(now)
+        self._flows[flow] = None
+        for link in links:
+            link.flows[flow] = None
+        self._share_anew(now, links)
+        return flow
+
+    def cancel(self, now: float, flow: Flow) -> None:
+        """It stops where it is and is never done. Idempotent."""
+        if flow in self._flows:
+            flow.advance_to(now)
+            self._remove(now, flow)
+
+    def earliest_finish(self) -> float:
+        """When the next flow ends if none begins before; infinity if none flows."""
+        return min((flow.finish_at for flow in self._flows), default=float("inf"))
+
+    def check(self) -> None:
+        for flow in self._flows:
+            assert flow.left_bytes >= 0.0
+            for link in flow.links:
+                assert flow in link.flows, "a flow does not know its links"
+                assert sum(f.rate for f in link.flows) <= link.bytes_s * (1 + 1e-9), "a link moves more than it can"
+
+    def _share_anew(self, now: float, links: tuple[Link, ...]) -> None:
+        """Everybody on these links gets the share there is now."""
+        seen: set[int] = set()
+        for link in links:
+            for flow in link.flows:
+                if id(flow) in seen:
+                    continue
+                seen.add(id(flow))
+                rate = min([one.bytes_s / len(one.flows) for one in flow.links])
+                if rate != flow.rate:
+                    flow.advance_to(now)
+                    flow.rate = rate
+                    flow.version += 1
+                    flow.finish_at = now + flow.left_bytes / rate
+                    self._schedule(flow.finish_at, self._finished, (flow, flow.version))
+
+    def _finished(self, which: tuple[Flow, int]) -> None:
+        flow, version = which
+        if flow in self._flows and flow.version == version:
+            flow.advance_to(flow.finish_at)
+            self._remove(flow.finish_at, flow)
+            flow.done(flow.argument)
+
+    def _remove(self, now: float, flow: Flow) -> None:
+        flow.version += 1
+        del self._flows[flow]
+        for link in flow.links:
+            del link.flows[flow]
+        self._share_anew(now, flow.links)

@@ -1,0 +1,91 @@
+"""A cache node in simulated time: what its shell does, without the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shared.core.cache import CacheConfig, CacheMachine
+from shared.core.cache_events import (
+    ConfirmPut,
+    GrantPut,
+    GrantRead,
+    PutAborted,
+    PutCommitted,
+    PutOpened,
+    ReadClosed,
+    ReadOpened,
+)
+from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted
+from shared.protocol.cluster import NodeInfo, NodeLoad
+from shared.protocol.ids import BlockKey, LandingId, NodeRef
+from tsukimi.simulate.timeline import Timeline
+
+Publish = Callable[[NodeRef, PublishBlocks | PublishSnapshot], None]
+
+
+class SimulatedCache:
+    """Feeds a CacheMachine; its answers come back within the call, as from the endpoint of a live node."""
+
+    def __init__(self, ref: NodeRef, pages: int, timeline: Timeline, publish: Publish) -> None:
+        self.ref = ref
+        self.host = ref.host
+        self.machine = CacheMachine(CacheConfig(pages=pages))
+        self._timeline = timeline
+        self._publish = publish
+        self._names = 0
+
+    def info(self) -> NodeInfo:
+        return NodeInfo(ref=self.ref, role="cache", stage="ready", kv_blocks=self.machine.pool.total)
+
+    def load(self, seq: int) -> NodeLoad:
+        pool = self.machine.pool
+        return NodeLoad(
+            node=self.ref.node,
+            incarnation=self.ref.incarnation,
+            role="cache",
+            seq=seq,
+            stage="ready",
+            kv_blocks=pool.total,
+            kv_blocks_held=pool.held,
+            kv_blocks_cached=pool.cached,
+            block_events_seq=self.machine.blocks_seq,
+        )
+
+    def feed(self, event: Any) -> Any:
+        """Returns the answer to the event, if it is one that gets one."""
+        answer = None
+        for command in self.machine.handle(event, self._timeline.now):
+            if isinstance(command, PublishBlocks | PublishSnapshot):
+                self._publish(self.ref, command)
+            else:
+                answer = command
+        return answer
+
+    def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> tuple[LandingId, tuple[int, ...]]:
+        landing = self._name().to_bytes(16, "little")
+        grant: GrantPut = self.feed(PutOpened(landing, namespace, tuple(keys)))
+        return landing, grant.wanted
+
+    def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
+        confirmed: ConfirmPut = self.feed(PutCommitted(landing, checksums))
+        return confirmed.stored
+
+    def abort_put(self, landing: LandingId) -> None:
+        self.feed(PutAborted(landing))
+
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> tuple[int, int]:
+        """(lease, how many blocks from the first on)."""
+        lease = self._name()
+        grant: GrantRead = self.feed(ReadOpened(lease, namespace, tuple(keys)))
+        return lease, len(grant.pages)
+
+    def close_read(self, lease: int) -> None:
+        self.feed(ReadClosed(lease))
+
+    def asked_snapshot(self) -> None:
+        self.feed(SnapshotWanted())
+
+    def _name(self) -> int:
+        self._names += 1
+        return self._names

@@ -1,0 +1,208 @@
+"""The data plane in simulated time: pulls, hand-overs and pool writes as flows over the hosts' links.
+
+Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, all but the last layer's,
+which goes when the step ends. Nothing is committed before all of it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shared.core.transfers import (
+    BlocksFetched,
+    CommitHandoff,
+    FetchBlocks,
+    HandoffEnded,
+    LandingArrived,
+    LandingFailed,
+    OpenHandoff,
+    OpenPoolWrite,
+    PoolWriteEnded,
+)
+from shared.protocol.model import KVLayout
+from tsukimi.simulate.hosts import Hosts
+from tsukimi.simulate.pool import SimulatedCache
+
+Feed = Callable[[Any], None]
+
+
+class Outflow:
+    """One attempt's bytes to one receiver, in parts that become ready over time; `arrived` once all of them are there."""
+
+    def __init__(self, hosts: Hosts, source: str, target: str, arrived: Feed) -> None:
+        self._hosts = hosts
+        self._source, self._target = source, target
+        self._arrived = arrived
+        self._ready_bytes = 0.0
+        self._flowing = False
+        self._closed: Any = None
+
+    def add(self, size_bytes: float) -> None:
+        self._ready_bytes += size_bytes
+        self._flow()
+
+    def close(self, word: Any) -> None:
+        """Nothing more comes; `arrived(word)` when the last byte has."""
+        self._closed = word
+        if not self._flowing and not self._ready_bytes:
+            self._finish()
+
+    def _flow(self) -> None:
+        if self._ready_bytes and not self._flowing:
+            size, self._ready_bytes, self._flowing = self._ready_bytes, 0.0, True
+            self._hosts.start(self._source, self._target, size, self._flowed)
+
+    def _flowed(self, _: Any) -> None:
+        self._flowing = False
+        if self._ready_bytes:
+            self._flow()
+        elif self._closed is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        word, self._closed = self._closed, None
+        self._arrived(word)
+
+
+class Handoff:
+    """KV of one prompt on its way to the decode node."""
+
+    def __init__(
+        self, command: OpenHandoff, layout: KVLayout, hosts: Hosts, host: str, prefill: Feed, decode: Feed
+    ) -> None:
+        self._attempt = command.attempt
+        self._layout = layout
+        self._prefill, self._decode = prefill, decode
+        self._timeline = hosts.timeline
+        self._out = Outflow(hosts, host, command.target.decode.host, self._arrived)
+
+    def computed(self, start: int, tokens: int, step_s: float) -> None:
+        """A step over these positions begins."""
+        late = tokens * self._layout.token_bytes / self._layout.layers
+        self._out.add(tokens * self._layout.token_bytes - late)
+        self._timeline.at(self._timeline.now + step_s, self._out.add, late)
+
+    def send(self, first_block: int, blocks: int) -> None:
+        self._out.add(blocks * self._layout.block_bytes)
+
+    def commit(self, command: CommitHandoff) -> None:
+        self._out.close(
+            LandingArrived(self._attempt, command.first_token, command.first_logprob, command.cached_tokens)
+        )
+
+    def abort(self) -> None:
+        self._out.close(LandingFailed(self._attempt, "the writer gave up"))
+
+    def _arrived(self, word: LandingArrived | LandingFailed) -> None:
+        self._timeline.send(self._decode, word)
+        self._timeline.send(self._prefill, HandoffEnded(self._attempt, isinstance(word, LandingArrived)))
+
+
+class PoolWrite:
+    """Full blocks of one sequence on their way to a cache node, those that it lacks."""
+
+    def __init__(
+        self,
+        command: OpenPoolWrite,
+        layout: KVLayout,
+        hosts: Hosts,
+        host: str,
+        worker: Feed,
+        cache: SimulatedCache,
+    ) -> None:
+        self._command = command
+        self._layout = layout
+        self._worker, self._cache = worker, cache
+        self._timeline = hosts.timeline
+        self._out = Outflow(hosts, host, cache.host, self._arrived)
+        self._landing = b""
+        self._wanted: frozenset[int] | None = None
+        self._sent: set[int] = set()
+        self._early: list[int] = []
+        self._commit = ""
+        self._timeline.send(self._open)
+
+    def computed(self, start: int, tokens: int, step_s: float) -> None:
+        """A step over these positions begins; the blocks it completes go out."""
+        size = self._layout.block_tokens
+        first = start // size
+        self._send(range(first, (start + tokens) // size))
+
+    def send(self, first_block: int, blocks: int) -> None:
+        self._send(range(first_block, first_block + blocks))
+
+    def commit(self) -> None:
+        self._close("commit")
+
+    def abort(self) -> None:
+        self._close("abort")
+
+    def _open(self, _: Any) -> None:
+        landing, wanted = self._cache.open_put(self._command.namespace, self._command.keys)
+        self._timeline.send(self._granted, (landing, wanted))
+
+    def _granted(self, grant: tuple[bytes, tuple[int, ...]]) -> None:
+        self._landing, self._wanted = grant[0], frozenset(grant[1])
+        self._send(self._early)
+        if self._commit:
+            self._out.close(self._commit)
+
+    def _send(self, blocks: Any) -> None:
+        if self._wanted is None:
+            self._early += blocks
+            return
+        first = self._command.first_block
+        fresh = [b - first for b in blocks if b - first in self._wanted and b - first not in self._sent]
+        if fresh:
+            self._sent.update(fresh)
+            self._out.add(len(fresh) * self._layout.block_bytes)
+
+    def _close(self, how: str) -> None:
+        self._commit = how
+        if self._wanted is not None:
+            self._out.close(how)
+
+    def _arrived(self, how: str) -> None:
+        self._timeline.send(self._end, how)
+
+    def _end(self, how: str) -> None:
+        stored = 0
+        if how == "commit":
+            stored = self._cache.commit_put(self._landing, dict.fromkeys(sorted(self._sent), 0))
+        else:
+            self._cache.abort_put(self._landing)
+        self._timeline.send(self._worker, PoolWriteEnded(self._command.attempt, stored))
+
+
+class Fetch:
+    """A run of blocks pulled from a cache node."""
+
+    def __init__(
+        self, command: FetchBlocks, layout: KVLayout, hosts: Hosts, host: str, worker: Feed, cache: SimulatedCache
+    ) -> None:
+        self._command = command
+        self._layout = layout
+        self._hosts, self._host = hosts, host
+        self._worker, self._cache = worker, cache
+        self._began_s = hosts.timeline.now
+        hosts.timeline.send(self._open)
+
+    def _open(self, _: Any) -> None:
+        lease, blocks = self._cache.open_read(self._command.namespace, self._command.keys)
+        size = blocks * self._layout.block_bytes
+        if blocks:
+            self._hosts.start(self._cache.host, self._host, size, self._arrived, (lease, blocks))
+        else:
+            self._hosts.timeline.send(self._worker, self._fetched(0))
+
+    def _arrived(self, what: tuple[int, int]) -> None:
+        lease, blocks = what
+        self._cache.close_read(lease)
+        self._worker(self._fetched(blocks))
+
+    def _fetched(self, blocks: int) -> BlocksFetched:
+        command = self._command
+        seconds = self._hosts.timeline.now - self._began_s
+        error = "" if blocks == len(command.keys) else "not all blocks were there"
+        return BlocksFetched(command.attempt, command.source.first_block, blocks, error, seconds)

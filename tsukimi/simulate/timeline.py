@@ -1,0 +1,41 @@
+"""Simulated time: callbacks in order of time, and of scheduling among equals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+Callback = Callable[[Any], None]
+
+
+class Timeline:
+    """Runs callbacks until none is left. Deterministic: equal times run in the order they were scheduled."""
+
+    def __init__(self, message_s: float) -> None:
+        self.now = 0.0
+        self._message_s = message_s
+        self._heap: list[tuple[float, int, Callback, Any]] = []
+        self._messages: deque[tuple[float, int, Callback, Any]] = deque()
+        """All take equally long, so that they arrive in the order they were sent: no heap needed."""
+        self._count = 0
+
+    def at(self, time: float, callback: Callback, argument: Any = None) -> None:
+        """Call then (not before now)."""
+        self._count += 1
+        heappush(self._heap, (max(time, self.now), self._count, callback, argument))
+
+    def send(self, callback: Callback, argument: Any = None) -> None:
+        """Call when a control message sent now arrives."""
+        self._count += 1
+        self._messages.append((self.now + self._message_s, self._count, callback, argument))
+
+    def run(self) -> None:
+        heap, messages = self._heap, self._messages
+        while heap or messages:
+            if messages and (not heap or messages[0] < heap[0]):
+                self.now, _, callback, argument = messages.popleft()
+            else:
+                self.now, _, callback, argument = heappop(heap)
+            callback(argument)

@@ -1,0 +1,95 @@
+"""Request traces in the format of the Mooncake papers: one JSON object a line.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+
+Timestamps are milliseconds and never decrease; hash_ids name the prompt's blocks of 512 tokens, the last one maybe partial, each
+id for a block and everything before it. Ids are 64-bit and kept exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from shared.core.blocks import KEY_BYTES, blocks_for
+from shared.protocol.errors import Invalid
+from shared.protocol.ids import BlockKey
+
+TRACE_BLOCK_TOKENS = 512
+
+
+class TraceRow(Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+class TraceRequest(Struct, frozen=True):
+    """One request to replay."""
+
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    block_keys: tuple[BlockKey, ...]
+    """Of the full blocks only: a partial one is never shared."""
+
+
+def read_trace(path: Path, *, speed: float = 1.0, requests: int = 0) -> list[TraceRequest]:
+    """All requests (the first `requests` if that is > 0), arrivals divided by `speed`. Raises Invalid naming file and line."""
+    try:
+        with path.open("rb") as file:
+            return list(parse_trace(file, name=path.name, speed=speed, requests=requests))
+    except OSError as e:
+        raise Invalid(f"trace {path}: {e.strerror}", param="trace") from e
+
+
+def parse_trace(
+    lines: Iterable[bytes], *, name: str = "trace", speed: float = 1.0, requests: int = 0
+) -> Iterator[TraceRequest]:
+    decoder = msgspec.json.Decoder(TraceRow)
+    keys: dict[int, BlockKey] = {}
+    last, number = 0.0, 0
+    for line_number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {line_number}"
+        try:
+            row = decoder.decode(line)
+        except msgspec.MsgspecError as e:
+            raise Invalid(f"{where}: {e}", param="trace") from e
+        if problem := _problem(row, last):
+            raise Invalid(f"{where}: {problem}", param="trace")
+        last = row.timestamp
+        full = row.input_length // TRACE_BLOCK_TOKENS
+        yield TraceRequest(
+            number=number,
+            arrival_s=row.timestamp / 1000 / speed,
+            prompt_tokens=row.input_length,
+            output_tokens=row.output_length,
+            block_keys=tuple(keys.setdefault(i, _key(i)) for i in row.hash_ids[:full]),
+        )
+        number += 1
+        if number == requests:
+            return
+
+
+def _problem(row: TraceRow, last_timestamp: float) -> str:
+    blocks = blocks_for(row.input_length, TRACE_BLOCK_TOKENS)
+    if row.timestamp < last_timestamp:
+        return f"timestamp {row.timestamp:g} is before the previous one"
+    if row.input_length < 1 or row.output_length < 1:
+        return "input_length and output_length must be at least 1"
+    if len(row.hash_ids) != blocks:
+        return f"{len(row.hash_ids)} hash_ids for {row.input_length} tokens; there must be {blocks}"
+    if not all(0 <= i < 1 << 64 for i in row.hash_ids):
+        return "hash_ids must be unsigned 64-bit numbers"
+    return ""
+
+
+def _key(hash_id: int) -> BlockKey:
+    return hash_id.to_bytes(KEY_BYTES, "big")

@@ -1,0 +1,144 @@
+"""Prefill and decode nodes in simulated time: commands of their machines carried out by engine and data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shared.core import transfers as t
+from shared.core import worker as w
+from shared.core.decode import DecodeMachine
+from shared.core.machine import Ask
+from shared.core.prefill import PrefillMachine
+from shared.core.steps import InterruptRun, RunStep
+from shared.protocol.cluster import CostCoefficients, NodeInfo
+from shared.protocol.ids import AttemptId, NodeId, NodeRef
+from shared.protocol.model import ModelSpec
+from shared.protocol.requests import TokenDelta
+from tsukimi.simulate.engine import CostEngine, Ran
+from tsukimi.simulate.hosts import Hosts
+from tsukimi.simulate.pool import Publish, SimulatedCache
+from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite
+
+
+class Peers(Protocol):
+    """Everybody else, as a worker's shell reaches them."""
+
+    hosts: Hosts
+    caches: dict[NodeId, SimulatedCache]
+    workers: dict[NodeId, SimulatedWorker]
+
+    def answer(self, ask: Ask, message: Any) -> None: ...
+
+    def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None: ...
+
+    def report_soon(self, worker: SimulatedWorker) -> None: ...
+
+
+class SimulatedWorker:
+    """Feeds one PrefillMachine or DecodeMachine."""
+
+    def __init__(
+        self,
+        ref: NodeRef,
+        machine: PrefillMachine | DecodeMachine,
+        spec: ModelSpec,
+        cost: CostCoefficients,
+        peers: Peers,
+        publish: Publish,
+        ran: Ran,
+    ) -> None:
+        self.ref = ref
+        self.machine = machine
+        self._spec = spec
+        self._cost = cost
+        self._peers = peers
+        self._publish = publish
+        self._timeline = peers.hosts.timeline
+        self.engine = CostEngine(cost, self._timeline, self.feed, ran)
+        self._handoffs: dict[AttemptId, Handoff] = {}
+        self._pool_writes: dict[AttemptId, PoolWrite] = {}
+        self._reported: tuple[AttemptId, ...] = ()
+        self._do: dict[type, Callable[[Any], None]] = {
+            w.Reply: lambda c: peers.answer(c.ask, c.message),
+            w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
+            w.PublishBlocks: lambda c: publish(self.ref, c),
+            w.PublishSnapshot: lambda c: publish(self.ref, c),
+            RunStep: self._run_step,
+            InterruptRun: self.engine.interrupt,
+            t.FetchBlocks: self._fetch,
+            t.OpenHandoff: self._open_handoff,
+            t.OpenPoolWrite: self._open_pool_write,
+            t.SendBlocks: self._send_blocks,
+            t.CommitHandoff: lambda c: self._handoffs.pop(c.attempt).commit(c),
+            t.CommitPoolWrite: lambda c: self._pool_writes.pop(c.attempt).commit(),
+            t.AbortStreams: self._abort,
+            t.OpenLanding: lambda c: None,
+            t.CloseLanding: lambda c: self._timeline.send(self.feed, t.LandingClosed(c.attempt)),
+        }
+
+    def info(self) -> NodeInfo:
+        worker = self.machine.worker
+        return NodeInfo(
+            ref=self.ref,
+            role=self.machine.role,
+            stage="ready",
+            model=self._spec,
+            kv_blocks=worker.pages,
+            max_running=worker.max_running,
+            max_waiting=worker.max_waiting,
+            cost=self._cost,
+        )
+
+    def feed(self, event: Any) -> None:
+        machine = self.machine
+        for command in machine.handle(event, self._timeline.now):
+            self._do[type(command)](command)
+        attempts = machine.attempts()
+        if attempts is not self._reported:
+            self._reported = attempts
+            self._peers.report_soon(self)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _run_step(self, command: RunStep) -> None:
+        seconds = self.engine.start(command)
+        if not (self._handoffs or self._pool_writes):
+            return
+        for s in command.sequences:
+            for streams in (self._handoffs, self._pool_writes):
+                stream = streams.get(s.attempt)  # type: ignore[attr-defined]
+                if stream is not None:
+                    stream.computed(s.start, s.tokens, seconds)
+
+    def _fetch(self, command: t.FetchBlocks) -> None:
+        cache = self._peers.caches[command.source.holder.node]
+        Fetch(command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, cache)
+
+    def _open_handoff(self, command: t.OpenHandoff) -> None:
+        decode = self._peers.workers[command.target.decode.node]
+        self._handoffs[command.attempt] = Handoff(
+            command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, decode.feed
+        )
+
+    def _open_pool_write(self, command: t.OpenPoolWrite) -> None:
+        self._pool_writes[command.attempt] = PoolWrite(
+            command,
+            self._spec.layout,
+            self._peers.hosts,
+            self.ref.host,
+            self.feed,
+            self._peers.caches[command.pool.node],
+        )
+
+    def _send_blocks(self, command: t.SendBlocks) -> None:
+        if command.to_handoff and command.attempt in self._handoffs:
+            self._handoffs[command.attempt].send(command.first_block, command.blocks)
+        if command.to_pool and command.attempt in self._pool_writes:
+            self._pool_writes[command.attempt].send(command.first_block, command.blocks)
+
+    def _abort(self, command: t.AbortStreams) -> None:
+        if command.handoff and command.attempt in self._handoffs:
+            self._handoffs.pop(command.attempt).abort()
+        if command.pool and command.attempt in self._pool_writes:
+            self._pool_writes.pop(command.attempt).abort()
