@@ -104,9 +104,16 @@ class Answers:
         return shapes.CompletionLogprobs(
             tokens=[self._text.token_text(e.token).text for e in entries],
             token_logprobs=[e.logprob.logprob for e in entries],
-            top_logprobs=[{t.text: lp for t, lp in self._top(e)} for e in entries] if wants_top else None,
+            top_logprobs=[self._top_by_text(e) for e in entries] if wants_top else None,
             text_offset=[e.text_offset for e in entries],
         )
+
+    def _top_by_text(self, entry: TokenEntry) -> dict[str, float]:
+        """With the sampled token, even if it is none of the likeliest."""
+        top = {
+            token.text: logprob for token, logprob in reversed(self._top(entry))
+        }  # of equal texts the likelier
+        return top | {self._text.token_text(entry.token).text: entry.logprob.logprob}
 
     def _top(self, entry: TokenEntry) -> list[tuple[Any, float]]:
         return [(self._text.token_text(token), logprob) for token, logprob in entry.logprob.top]

@@ -71,6 +71,7 @@ def routes(gateway: Gateway) -> Litestar:
         [chat, completions, stream, models, model, live, ready, metrics],
         exception_handlers={TsukimiError: _refuse, HTTPException: _refuse_http, Exception: _refuse_bug},
         openapi_config=None,
+        logging_config=None,
     )
 
 

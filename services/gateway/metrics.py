@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,6 +25,7 @@ from shared.core.membership import Member
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, TsukimiError
 
 log = structlog.get_logger(__name__)
+disable_created_metrics()
 
 Outcome = Literal["ok", "error", "aborted", "rejected"]
 TOKEN_KINDS = ("prompt", "cached", "completion")
@@ -91,19 +99,19 @@ class Metrics:
     def totals(self) -> dict[str, float]:
         """For heartbeats."""
         ended = {
-            f"requests_{o}": self._value("tsukimi_requests_ended_total", outcome=o) for o in get_args(Outcome)
+            f"requests_{o}": self.value("tsukimi_requests_ended_total", outcome=o) for o in get_args(Outcome)
         }
-        tokens = {f"{kind}_tokens": self._value("tsukimi_tokens_total", kind=kind) for kind in TOKEN_KINDS}
-        return {"requests_started": self._value("tsukimi_requests_started_total"), **ended, **tokens}
+        tokens = {f"{kind}_tokens": self.value("tsukimi_tokens_total", kind=kind) for kind in TOKEN_KINDS}
+        return {"requests_started": self.value("tsukimi_requests_started_total"), **ended, **tokens}
 
     def check(self) -> None:
-        started = self._value("tsukimi_requests_started_total")
-        ended = sum(self._value("tsukimi_requests_ended_total", outcome=o) for o in get_args(Outcome))
-        running = self._value("tsukimi_requests_running")
+        started = self.value("tsukimi_requests_started_total")
+        ended = sum(self.value("tsukimi_requests_ended_total", outcome=o) for o in get_args(Outcome))
+        running = self.value("tsukimi_requests_running")
         assert started == ended + running, f"{started} started, {ended} ended, {running} running"
         assert running >= 0
 
-    def _value(self, name: str, **labels: str) -> float:
+    def value(self, name: str, **labels: str) -> float:
         return self._registry.get_sample_value(name, labels) or 0.0
 
     def _end(self, tracked: Tracked, outcome: Outcome, error: BaseException | None) -> None:
