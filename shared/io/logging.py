@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -20,7 +21,7 @@ def configure_logging(level: str, **context: Any) -> None:
     last: list[Any] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if readable
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, _most_telling_first, structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -45,3 +46,8 @@ def configure_logging(level: str, **context: Any) -> None:
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**context)
+
+
+def _most_telling_first(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    first = {key: line[key] for key in ("timestamp", "level", "event") if key in line}
+    return first | {key: value for key, value in line.items() if key not in first}
