@@ -77,5 +77,5 @@ def test_aliases_pin_what_they_fetch() -> None:
 
 
 def test_resolving_needs_no_torch() -> None:
-    code = "import sys; from shared.io.models import resolve_model; resolve_model('toy'); sys.exit('torch' in sys.modules)"
+    code = "import sys, shared.io.models as m; m.resolve_model('toy'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

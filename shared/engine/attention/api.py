@@ -1,0 +1,86 @@
+"""What a model's layers ask of an attention backend: plan once per step, then append and run once per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from msgspec import Struct
+
+
+class AttentionShape(Struct, frozen=True):
+    """What all layers of a model have in common."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    scale: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.query_heads // self.kv_heads
+
+
+class Span(Struct, frozen=True):
+    """The tokens of one sequence in a step: positions start .. end-1, whose rows are first_row .. in the packed
+    step."""
+
+    start: int
+    end: int
+    pages: tuple[int, ...]
+    """Pages of positions 0 .. end-1, no more."""
+    first_row: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + self.tokens)
+
+
+class AttentionBatch(Struct, frozen=True):
+    """One packed step. Row t of queries, keys and values belongs to the t-th token over all spans, in order."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.tokens for span in self.spans)
+
+    def positions(self) -> Iterator[int]:
+        """The position of each row."""
+        return (position for span in self.spans for position in range(span.start, span.end))
+
+    def slots(self, block_tokens: int) -> Iterator[int]:
+        """For each row `page * block_tokens + row in the page` of its position."""
+        return (
+            span.pages[position // block_tokens] * block_tokens + position % block_tokens
+            for span in self.spans
+            for position in range(span.start, span.end)
+        )
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of packed sequences over KV pages `[pages, 2, block_tokens, kv_heads, head_dim]`, one tensor a
+    layer, which the backend writes and reads in place. One step at a time; not thread-safe.
+
+    The output of a row depends on its own sequence alone, up to rounding. Rows of pages at and behind a span's end are
+    never read.
+    """
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare one step. Everything that does not depend on the layer is done here."""
+        ...
+
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the step's keys and values, [tokens, kv_heads, head_dim] each, into the layer's pages."""
+        ...
+
+    def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attention of queries [tokens, query_heads, head_dim] over the layer's pages, the appended rows included."""
+        ...

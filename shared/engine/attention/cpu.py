@@ -1,0 +1,104 @@
+"""Attention on the CPU with torch alone: each sequence's pages are gathered, then torch's fused kernel runs over them.
+
+A sequence never shares a kernel call with another, so its output does not depend on its neighbours by a bit. The query
+heads of a group are folded into query rows: one KV head is read once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
+
+_TILE_ROWS = 256
+"""Queries of one kernel call of a chunk behind a prefix: few enough not to compute much that the mask drops."""
+
+
+class CpuAttention:
+    """Implements attention.api.AttentionBackend."""
+
+    def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor]) -> None:
+        self._shape = shape
+        rows = (shape.block_tokens, shape.kv_heads, shape.head_dim)
+        self._halves = [layer.view(-1, *rows) for layer in layers]
+        """K of page p is half 2p, V is half 2p+1."""
+        self._slots = torch.empty(0, dtype=torch.long)
+        self._plans: list[_SpanPlan] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        block = self._shape.block_tokens
+        slots = torch.tensor(list(batch.slots(block)), dtype=torch.long)
+        self._slots = slots + slots.div(block, rounding_mode="floor") * block
+        self._plans = [_SpanPlan(span, self._shape, self._halves[0].dtype) for span in batch.spans]
+
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        rows = self._halves[layer].view(-1, self._shape.kv_heads, self._shape.head_dim)
+        rows.index_copy_(0, self._slots, keys)
+        rows.index_copy_(0, self._slots + self._shape.block_tokens, values)
+
+    def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(queries)
+        halves = self._halves[layer]
+        for plan in self._plans:
+            plan.run(halves, queries, output)
+        return output
+
+
+class _SpanPlan:
+    """One sequence of a step: where its keys are, and the masks of its tiles of queries."""
+
+    def __init__(self, span: Span, shape: AttentionShape, dtype: torch.dtype) -> None:
+        self._span = span
+        self._shape = shape
+        pages = torch.tensor(span.pages, dtype=torch.long)
+        self._keys, self._values = pages * 2, pages * 2 + 1
+        self._tiles = [] if span.start == 0 else _tiles(span, shape.group, dtype)
+
+    def run(self, halves: torch.Tensor, queries: torch.Tensor, output: torch.Tensor) -> None:
+        keys, values = self._gather(halves, self._keys), self._gather(halves, self._values)
+        own, out = queries[self._span.rows], output[self._span.rows]
+        if not self._tiles:
+            heads = scaled_dot_product_attention(
+                own.transpose(0, 1)[None],
+                keys,
+                values,
+                is_causal=True,
+                scale=self._shape.scale,
+                enable_gqa=True,
+            )
+            out.copy_(heads[0].transpose(0, 1))
+        for first, last, mask in self._tiles:
+            seen = self._span.start + last
+            out[first:last] = self._folded(own[first:last], keys[:, :, :seen], values[:, :, :seen], mask)
+
+    def _gather(self, halves: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """[1, kv_heads, end, head_dim] of all positions of the sequence."""
+        rows = halves.index_select(0, which).flatten(0, 1)[: self._span.end]
+        return rows.transpose(0, 1)[None]
+
+    def _folded(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        shape, tokens = self._shape, len(queries)
+        folded = queries.reshape(tokens, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3)
+        rows = folded.reshape(1, shape.kv_heads, shape.group * tokens, shape.head_dim)
+        attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=shape.scale)
+        unfolded = attended.reshape(shape.kv_heads, shape.group, tokens, shape.head_dim).permute(2, 0, 1, 3)
+        return unfolded.reshape(tokens, shape.query_heads, shape.head_dim)
+
+
+def _tiles(span: Span, group: int, dtype: torch.dtype) -> list[tuple[int, int, torch.Tensor | None]]:
+    """(first, last, additive mask) of each tile of the span's queries; a single query needs no mask."""
+    if span.tokens == 1:
+        return [(0, 1, None)]
+    tiles: list[tuple[int, int, torch.Tensor | None]] = []
+    for first in range(0, span.tokens, _TILE_ROWS):
+        last = min(first + _TILE_ROWS, span.tokens)
+        positions = torch.arange(span.start + first, span.start + last)
+        hidden = torch.arange(span.start + last)[None, :] > positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+        tiles.append((first, last, mask.repeat(group, 1)))
+    return tiles

@@ -1,0 +1,49 @@
+"""Attention as one would write it on a blackboard: a loop per sequence and head, softmax in float64.
+
+Slow on purpose. Other backends are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
+
+
+class ReferenceAttention:
+    """Implements attention.api.AttentionBackend on any device."""
+
+    def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor]) -> None:
+        self._shape = shape
+        self._layers = layers
+        self._batch = AttentionBatch(())
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        pages = self._layers[layer]
+        for row, slot in enumerate(self._batch.slots(self._shape.block_tokens)):
+            page, at = divmod(slot, self._shape.block_tokens)
+            pages[page, 0, at] = keys[row]
+            pages[page, 1, at] = values[row]
+
+    def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(queries)
+        for span in self._batch.spans:
+            keys, values = self._history(layer, span, 0), self._history(layer, span, 1)
+            later = torch.arange(span.end)[None, :] > torch.arange(span.start, span.end)[:, None]
+            for head in range(self._shape.query_heads):
+                of = head // self._shape.group
+                scores = queries[span.rows, head].double() @ keys[:, of].T * self._shape.scale
+                scores[later.to(scores.device)] = -torch.inf
+                output[span.rows, head] = (torch.softmax(scores, 1) @ values[:, of]).to(output.dtype)
+        return output
+
+    def _history(self, layer: int, span: Span, half: int) -> torch.Tensor:
+        """Keys (half 0) or values (half 1) of positions 0 .. end-1, [end, kv_heads, head_dim]."""
+        block = self._shape.block_tokens
+        rows = [self._layers[layer][span.pages[p // block], half, p % block] for p in range(span.end)]
+        return torch.stack(rows).double()

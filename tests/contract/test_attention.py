@@ -1,0 +1,141 @@
+"""One suite over every attention backend that runs here, compared with plain softmax over unpaged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from shared.engine.attention.api import AttentionShape  # noqa: E402
+from shared.engine.attention.cpu import CpuAttention  # noqa: E402
+from shared.engine.attention.reference import ReferenceAttention  # noqa: E402
+from tests.support.attention import Bench, new_layers  # noqa: E402
+
+BACKENDS = {"cpu": CpuAttention, "reference": ReferenceAttention}
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+PAGES = 200
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny operators: a second thread only gets in the way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def bench(backend: str, shape: AttentionShape, dtype: Any = torch.float32) -> Bench:
+    layers = new_layers(shape, PAGES, dtype)
+    return Bench(BACKENDS[backend](shape, layers), shape, PAGES, dtype)
+
+
+def shape(
+    block_tokens: int = 16, query_heads: int = 6, kv_heads: int = 2, head_dim: int = 16
+) -> AttentionShape:
+    return AttentionShape(query_heads, kv_heads, head_dim, block_tokens, scale=0.3)
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+EDGES = [k * 16 + d for k in (1, 2, 3) for d in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("length", [1, 2, *EDGES, 100])
+def test_whole_prompts_of_every_edge_length(backend: str, length: int) -> None:
+    case = bench(backend, shape())
+    assert case.worst_error([(case.sequence(length), 0, length)]) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("block_tokens", [16, 64, 256])
+@pytest.mark.parametrize("delta", [-1, 0, 1])
+def test_page_sizes(backend: str, block_tokens: int, delta: int) -> None:
+    case = bench(backend, shape(block_tokens))
+    length = block_tokens + delta
+    sequence = case.sequence(length + 1)
+    assert case.worst_error([(sequence, 0, length)]) < TOLERANCE[torch.float32]
+    assert case.worst_error([(sequence, length, length + 1)]) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("query_heads", "kv_heads"), [(1, 1), (4, 4), (9, 3), (8, 1), (32, 8)])
+def test_head_ratios(backend: str, query_heads: int, kv_heads: int) -> None:
+    case = bench(backend, shape(query_heads=query_heads, kv_heads=kv_heads))
+    sequence = case.sequence(40)
+    for start, end in ((0, 20), (20, 39), (39, 40)):
+        assert case.worst_error([(sequence, start, end)]) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 17, 64])
+def test_chunks_with_everything_before_them_in_pages(backend: str, chunk: int) -> None:
+    case = bench(backend, shape())
+    length = 70
+    sequence = case.sequence(length)
+    for start in range(0, length, chunk):
+        assert case.worst_error([(sequence, start, min(start + chunk, length))]) < TOLERANCE[torch.float32]
+
+
+def test_chunks_larger_than_a_tile_of_queries() -> None:
+    case = bench("cpu", shape())
+    sequence = case.sequence(700)
+    assert case.worst_error([(sequence, 0, 33)]) < TOLERANCE[torch.float32]
+    assert case.worst_error([(sequence, 33, 700)]) < TOLERANCE[torch.float32]
+
+
+def test_prompts_chunks_and_decodes_in_one_step(backend: str) -> None:
+    case = bench(backend, shape())
+    old, middle, new = case.sequence(50), case.sequence(60), case.sequence(33)
+    case.run([(old, 0, 49)])
+    case.run([(middle, 0, 20)])
+    assert case.worst_error([(old, 49, 50), (middle, 20, 60), (new, 0, 33)]) < TOLERANCE[torch.float32]
+
+
+def test_a_batch_of_decodes_is_bit_equal_to_each_alone(backend: str) -> None:
+    case = bench(backend, shape())
+    sequences = [case.sequence(n) for n in (2, 16, 17, 32, 33, 48, 49, 90)]
+    for sequence in sequences:
+        case.run([(sequence, 0, sequence.queries.shape[1] - 1)])
+    last = [(s, s.queries.shape[1] - 1, s.queries.shape[1]) for s in sequences]
+    together = case.run(last)
+    for i, part in enumerate(last):
+        alone = case.run([part])
+        assert all(torch.equal(together[layer][i], alone[layer][0]) for layer in range(len(alone)))
+
+
+def test_shared_prefix_pages_serve_two_sequences(backend: str) -> None:
+    case = bench(backend, shape())
+    first = case.sequence(32)
+    case.run([(first, 0, 32)])
+    other = case.sequence(40)
+    shared = type(other)(
+        (*first.pages, *other.pages[2:]), other.queries, other.keys.clone(), other.values.clone()
+    )
+    shared.keys[:, :32] = first.keys
+    shared.values[:, :32] = first.values
+    assert case.worst_error([(shared, 32, 40)]) < TOLERANCE[torch.float32]
+
+
+def test_bfloat16(backend: str) -> None:
+    case = bench(backend, shape(), torch.bfloat16)
+    sequence = case.sequence(60)
+    for start, end in ((0, 40), (40, 59), (59, 60)):
+        assert case.worst_error([(sequence, start, end)]) < TOLERANCE[torch.bfloat16]
+
+
+def test_only_the_step_s_rows_are_written(backend: str) -> None:
+    layers = new_layers(shape(), PAGES, torch.float32)
+    case = Bench(BACKENDS[backend](shape(), layers), shape(), PAGES, torch.float32)
+    sequence = case.sequence(20)
+    before = [layer.clone() for layer in layers]
+    case.run([(sequence, 0, 18)])
+    for layer, old in zip(layers, before, strict=True):
+        changed = (layer != old).flatten(3).any(3)
+        page = torch.zeros_like(changed)
+        page[sequence.pages[0]] = True
+        page[sequence.pages[1], :, :2] = True
+        assert torch.equal(changed, page)
