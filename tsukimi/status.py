@@ -100,7 +100,7 @@ class RollBook:
 def hit_rate(*counters: dict[str, float]) -> float | None:
     """Over all given nodes; None before anything was prefilled."""
     computed = sum(c.get("prompt_tokens_computed", 0.0) for c in counters)
-    cached = sum(c.get("prompt_tokens_cached", 0.0) for c in counters)
+    cached = sum(c.get("cached_tokens", 0.0) for c in counters)
     return cached / (cached + computed) if cached + computed > 0 else None
 
 
@@ -193,8 +193,15 @@ def _percent(share: float | None) -> str:
 
 
 TELLING = {
-    "requests_started": "requests", "placements": "placements", "prompt_tokens_computed": "prompt tokens",
-    "tokens_sampled": "tokens", "tokens_generated": "tokens", "bytes_received": "in", "bytes_sent": "out",
+    "requests_started": "requests",
+    "placed": "placed",
+    "refused": "refused",
+    "prompt_tokens_computed": "prompt tokens",
+    "tokens_generated": "tokens",
+    "blocks_stored": "blocks stored",
+    "blocks_served": "served",
+    "bytes_received": "in",
+    "bytes_sent": "out",
 }  # fmt: skip
 
 

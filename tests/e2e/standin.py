@@ -46,7 +46,7 @@ async def serve(flags: dict[str, str]) -> None:
     for seq in range(1 << 30):
         load = NodeLoad(
             node=node, incarnation=ref.incarnation, role=role, seq=seq, stage="ready", kv_blocks=100, kv_blocks_cached=7,
-            counters={"prompt_tokens_computed": 30.0, "prompt_tokens_cached": 10.0} if role == "prefill" else {},
+            counters={"prompt_tokens_computed": 30.0, "cached_tokens": 10.0} if role == "prefill" else {},
         )  # fmt: skip
         await bus.publish(heartbeat(role, node), load)
         try:
