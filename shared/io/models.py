@@ -7,11 +7,11 @@ appears there whole or not at all.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from msgspec import Struct
 
+from shared.io.config import environment
 from shared.protocol.errors import Invalid
 
 TOY = "toy"
@@ -47,7 +47,7 @@ class ModelPath(Struct, frozen=True):
 
 
 def models_folder() -> Path:
-    return Path(os.environ.get("TSUKIMI_CACHE") or Path.home() / ".cache" / "tsukimi" / "models")
+    return Path(environment("TSUKIMI_CACHE") or Path.home() / ".cache" / "tsukimi" / "models")
 
 
 def resolve_model(model: str) -> ModelPath:
