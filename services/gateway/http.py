@@ -49,7 +49,8 @@ def routes(gateway: Gateway) -> Litestar:
         return {"object": "list", "data": [_model(name) for name in sorted(gateway.cluster.models)]}
 
     @get("/v1/models/{name:str}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        name: str = request.path_params["name"]
         if name not in gateway.cluster.models:
             raise UnknownModel(f"model: {name!r} is not served", param="model")
         return _model(name)
