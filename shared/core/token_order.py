@@ -27,6 +27,10 @@ class TokenOrder:
 
     def add(self, delta: TokenDelta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Take a delta; returns the tokens that are next in line now, with their logprobs (all or none)."""
+        if delta.index == len(self.tokens) and not self.early:  # nearly always
+            tokens = delta.tokens[: self.most - delta.index]
+            self.tokens.extend(tokens)
+            return tokens, delta.logprobs[: len(tokens)]
         for offset, token in enumerate(delta.tokens):
             index = delta.index + offset
             if index < len(self.tokens) or index in self.early:
