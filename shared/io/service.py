@@ -40,6 +40,8 @@ CLOSE_S = 3.0
 """Time for App.close; a hung one must not keep the process."""
 EXIT_S = 10.0
 """Time from the end of draining to the exit, whatever hangs."""
+LAST_S = 1.0
+"""Time for threads to end once all else has: one may be loading a model."""
 
 
 class App(Protocol):
@@ -116,12 +118,22 @@ def run(config_type: type[C], role: Role, build: Build[C]) -> None:
     log.info("service_configured", config=redacted(config), pid=os.getpid())
     if config.parent_pid:
         die_with_parent(config.parent_pid)
-    code = uvloop.run(_life(config, role, build, incarnation))
-    sys.exit(code)
+    sys.exit(uvloop.run(_watched(config, role, build, incarnation)))
 
 
 class _Finished(Exception):
     """Ends the task group of a service that stopped in good order."""
+
+
+async def _watched(config: C, role: Role, build: Build[C], incarnation: Incarnation) -> int:
+    """The life, under the eye of the process it is lived for."""
+    if not config.parent_pid:
+        return await _life(config, role, build, incarnation)
+    watching = asyncio.ensure_future(watch_parent(config.parent_pid, _orphaned))
+    try:
+        return await _life(config, role, build, incarnation)
+    finally:
+        watching.cancel()
 
 
 async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation) -> int:
@@ -136,8 +148,6 @@ async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_watch_bus(bus))
-            if config.parent_pid:
-                tasks.create_task(watch_parent(config.parent_pid, _orphaned))
             context = Context(bus, config, incarnation, tasks, presence, recorder)
             with _permanent():
                 app = build(context, config)
@@ -162,6 +172,7 @@ async def _life(config: C, role: Role, build: Build[C], incarnation: Incarnation
     if recorder is not None:
         recorder.close()
     log.info("service_ended", code=code)
+    _exit_within(LAST_S, code)
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from msgspec import Struct
 
@@ -22,7 +23,7 @@ class Echo(Struct, frozen=True, tag="echo"):
 
 class EchoConfig(BaseConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fail: str = ""
-    """`start`, `config` or `later`."""
+    """`start`, `config`, `thread` or `later`."""
     pool_bytes: int = 0
     """As a cache node has it, and without effect."""
     api_key: str = ""
@@ -51,6 +52,10 @@ class EchoApp:
             raise Invalid("the model folder is empty", param="model")
         if self._config.fail == "start":
             raise OSError("no such device")
+        if self._config.fail == "thread":
+            self._stage = "loading"
+            await self._context.announce_now()
+            await asyncio.to_thread(time.sleep, 3600)
         if self._config.fail == "later":
             self._context.tasks.create_task(self._fail())
         await self._context.bus.subscribe(SUBJECT, Echo, self._on_echo)

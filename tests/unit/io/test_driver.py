@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.core.machine import Command, Event
 from shared.io.driver import Driver
+from shared.io.recorder import Recorder, read_recording
 from tests.support.virtual_time import Deadlock, run
 
 
@@ -159,3 +161,27 @@ def test_virtual_time_reports_a_deadlock_instead_of_hanging() -> None:
 
     with pytest.raises(Deadlock, match=r"10\.0"):
         run(main())
+
+
+def test_a_recorded_run_replayed_gives_the_same_commands(tmp_path: Path) -> None:
+    plan = {1: [10, 11], 10: [20], 11: [21, 22]}
+
+    async def main() -> None:
+        recorder = Recorder(tmp_path / "log")
+
+        async def later(command: Do) -> Happened:
+            await asyncio.sleep(command.n / 7)
+            return Happened(command.n)
+
+        async with asyncio.TaskGroup() as tasks:
+            clock = asyncio.get_running_loop().time
+            driver = Driver(Recording(plan), later, tasks=tasks, recorder=recorder, clock=clock)
+            driver.feed(Happened(1))
+        recorder.close()
+
+    run(main())
+    replayed = Recording(plan)
+    records = list(read_recording(tmp_path / "log", Happened, Do))
+    assert [event.n for _, event, _ in records] == [1, 10, 11, 20, 21, 22]
+    for now, event, commands in records:
+        assert replayed.handle(event, now) == commands

@@ -149,6 +149,13 @@ async def test_the_grace_time_bounds_the_drain(world: World) -> None:
     assert "drain_timed_out" in world.events()
 
 
+async def test_a_thread_that_does_not_end_keeps_no_process(world: World) -> None:
+    world.start("--fail", "thread")
+    await until(lambda: any(info.stage == "loading" for info in world.infos))
+    world.process.terminate()
+    assert await world.exit_code() == 0
+
+
 async def test_a_second_signal_ends_it_now(world: World) -> None:
     await world.start_ready("--grace-s", "3600")
     await world.bus.publish(SUBJECT, Echo("endless", after_s=3600))
@@ -195,6 +202,16 @@ async def test_pitfall_7_10_the_first_line_is_the_configuration_without_secrets(
     assert first["config"]["nats_url"] == world.nats.url
     assert first["config"]["api_key"] == "***"
     assert "hush" not in world.log.read_text()
+
+
+async def test_pitfall_7_5_also_while_it_waits_for_nats(world: World) -> None:
+    await asyncio.to_thread(world.nats.stop)
+    parent = spawn([sys.executable, "-c", "import time; time.sleep(3600)"], log=world.log)
+    world.start("--parent-pid", str(parent.pid))
+    await until(lambda: "waiting_for_nats" in world.events())
+    parent.kill()
+    parent.wait()
+    assert await world.exit_code() == 1
 
 
 @pytest.mark.parametrize("through_shell", [False, True])
