@@ -111,6 +111,12 @@ class ConductorMachine:
         """Requests over an objective that were taken because the prediction was not to be trusted."""
         return self._placer.admission.let_through
 
+    @property
+    def complete(self) -> bool:
+        """Everybody who is known has said what it holds, and somebody is."""
+        holders = [m for m in self.membership if m.alive and m.info.role in HOLDERS]
+        return bool(holders) and all(m.load and self.streams.synced(m.ref.node) for m in holders)
+
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _place(self, event: PlaceAsked, now: float) -> list[Any]:

@@ -1,0 +1,65 @@
+"""What the conductor can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.core.admission import Objectives
+from shared.core.conductor_events import ConductorConfig
+from shared.core.placement import Links
+from shared.io.config import BaseConfig
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Config(BaseConfig, frozen=True, kw_only=True):
+    policy: str = "kvcache_centric"
+    """kvcache_centric, cache_aware, load_balance, random, or `module:Class` of your own."""
+    balancing_threshold: Annotated[float, Meta(ge=1)] = 1.0
+    """A prefix held elsewhere is pulled if it is more than so many times as long as the local one."""
+    seed: int = 0
+    """For policies that draw lots."""
+    ttft_slo_s: Seconds = 0.0
+    """Refuse what is predicted to wait longer for its first token; 0: never."""
+    tbt_slo_s: Seconds = 0.0
+    """Refuse what is predicted to make its decode node's steps longer; 0: never."""
+    slo_min_samples: Count = 8
+    """Measurements of a node below which its predictions refuse nobody while nodes are idle."""
+    slo_idle_refusals: Share = 0.5
+    """Largest share of what arrives while nodes are idle that may be refused."""
+    nic_bytes_s: Annotated[float, Meta(gt=0)] = 1.25e9
+    """Bytes per second between two machines."""
+    shm_bytes_s: Annotated[float, Meta(gt=0)] = 4e9
+    """Bytes per second between two processes of a machine."""
+    transfer_fixed_s: Seconds = 0.002
+    """Time of a transfer whatever its size."""
+    inline_tokens: Count = 64
+    """Most uncached prompt tokens that a decode node may prefill itself; 0: none."""
+    pool_answers: bool = True
+    """Whether answers are kept in the pool, for the next turn."""
+    index_blocks: Annotated[int, Meta(ge=1)] = 4_000_000
+    """Most blocks to remember the holders of."""
+    settle_s: Seconds = 0.5
+    """After a start, most time to hear from everybody before the first request is placed."""
+
+    def machine(self) -> ConductorConfig:
+        return ConductorConfig(
+            policy=self.policy,
+            balancing_threshold=self.balancing_threshold,
+            seed=self.seed,
+            objectives=Objectives(
+                ttft_s=self.ttft_slo_s,
+                tbt_s=self.tbt_slo_s,
+                min_samples=self.slo_min_samples,
+                idle_refusals=self.slo_idle_refusals,
+            ),
+            links=Links(self.nic_bytes_s, self.shm_bytes_s, self.transfer_fixed_s),
+            inline_tokens=self.inline_tokens,
+            pool_answers=self.pool_answers,
+            lost_after_s=self.lost_after_s,
+            index_blocks=self.index_blocks,
+        )
