@@ -29,7 +29,9 @@ class _Page(PageUse):
 class BlockPool:
     """Mutated by every method but `peek`, `key_of`, `refs_of`, `keys` and the counts. Knows no time and no bytes."""
 
-    def __init__(self, pages: int, policy: EvictionPolicy | None = None) -> None:
+    def __init__(self, pages: int, policy: EvictionPolicy | None = None, *, keep: bool = True) -> None:
+        """`keep` off: pages are given no keys, so that nothing stays cached."""
+        self._keep = keep
         self._policy = policy or Lru()
         self._pages = [_Page() for _ in range(pages)]
         self._free = list(range(pages - 1, -1, -1))
@@ -120,6 +122,8 @@ class BlockPool:
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
         """Say that a held page contains the block `key`, complete. False if another page has it already."""
+        if not self._keep:
+            return False
         entry = self._pages[page]
         if entry.refs <= 0:
             raise ValueError(f"page {page} is not held")

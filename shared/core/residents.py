@@ -32,7 +32,7 @@ class Residents(ABC, Generic[S]):
 
     def __init__(self, worker: WorkerConfig) -> None:
         self.worker = worker
-        self.pool = BlockPool(worker.pages, POLICIES[worker.eviction])
+        self.pool = BlockPool(worker.pages, POLICIES[worker.eviction], keep=worker.keep_blocks)
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._known: dict[AttemptId, S] = {}
         self._live: dict[AttemptId, S] = {}

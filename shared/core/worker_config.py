@@ -30,6 +30,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     token_ids: bool = True
     """False in the simulator: prompts come without their ids."""
     eviction: str = "lru"
+    keep_blocks: bool = True
+    """Keep computed blocks findable in own memory; False in simulations where the pool is all the cache there is."""
     cost: CostCoefficients = SMALL_MODEL_CPU
     fit_cost: bool = True
     """Learn the time model from own measurements."""

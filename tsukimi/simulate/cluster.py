@@ -63,6 +63,8 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     tbt_slo_s: float = 0.0
     kv_tokens: int = 1_000_000
     """KV memory of each prefill and decode node."""
+    keep_blocks: bool = False
+    """Whether prefill and decode nodes keep what they computed in own memory, beside the pool; in the papers they do not."""
     pool_tokens: int = 3_000_000
     """Memory of each cache node."""
     chunk_tokens: int = 131_072
@@ -131,6 +133,7 @@ class SimulatedCluster:
             "token_ids": False,
             "cost": cost,
             "fit_cost": False,
+            "keep_blocks": config.keep_blocks,
             "chunk_tokens": config.chunk_tokens,
             "max_waiting": 1 << 20,
         }
