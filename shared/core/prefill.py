@@ -194,9 +194,9 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
 
     def _close_streams(self, sequence: PrefillSequence, now: float) -> None:
         """The hand-over is given up unless it is committed; what was computed right still goes to the pool."""
-        failed = sequence.answer.finish == "failed"
+        void = sequence.void or sequence.answer.finish == "failed"
         abort_handoff = sequence.handoff_open and not sequence.handoff_closing
-        abort_pool = failed and sequence.pool_open and not sequence.pool_closing
+        abort_pool = void and sequence.pool_open and not sequence.pool_closing
         if abort_handoff or abort_pool:
             sequence.handoff_closing |= abort_handoff
             sequence.pool_closing |= abort_pool

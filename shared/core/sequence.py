@@ -45,6 +45,8 @@ class Sequence(Struct, kw_only=True, eq=False):
     in_step: bool = False
     fetching: int = -1
     """First block of the fetch that is out; -1: none."""
+    void: bool = False
+    """Its last step failed: what that wrote into its pages, and streamed, is worth nothing until it is run again."""
     pool_open: bool = False
     pool_closing: bool = False
 

@@ -37,8 +37,8 @@ class BlocksFetched(Event, frozen=True):
 
 
 class OpenHandoff(Command, frozen=True):
-    """Open a stream of this sequence's KV to the decode node. From now on every step of the attempt streams the
-    blocks it touched, each layer as soon as it is computed. Ends in HandoffEnded (after CommitHandoff or AbortStreams)."""
+    """Open a stream of this sequence's KV to the decode node. From now on every step of the attempt streams the blocks it
+    touched, each layer as soon as it is computed. Ends in HandoffEnded (after CommitHandoff or AbortStreams)."""
 
     attempt: AttemptId
     target: HandoffTarget

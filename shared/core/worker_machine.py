@@ -154,6 +154,7 @@ class WorkerMachine(Residents[S]):
         if self.worker.fit_cost:
             self._learn(results, event)
         for sequence, tokens, result in results:
+            sequence.void = bool(result.error)
             prompt = not sequence.decoding
             if prompt and not result.error:
                 sequence.computed += tokens
@@ -188,6 +189,7 @@ class WorkerMachine(Residents[S]):
             return
         self.counters["steps_failed"] += 1
         for sequence, _ in plan:
+            sequence.void = True
             if sequence.ended:
                 self._close(sequence, now)
         for sequence in guilty:

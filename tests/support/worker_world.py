@@ -1,8 +1,8 @@
 """A prefill and a decode machine in a small world where everything takes a while, in any order, and may go wrong.
 
 Pages have content: every position's row is a digest of all tokens up to it, and the made-up engine draws each token from
-the rows it reads back. KV that is wrong, stale or of another sequence therefore changes the text. Each request has an owner
-that follows its tokens by index and places the rest again when told to, as a gateway does.
+the rows it reads back. KV that is wrong, stale or of another sequence therefore changes the text. Each request has an
+owner that follows its tokens by index and places the rest again when told to, as a gateway does.
 """
 
 from __future__ import annotations

@@ -346,6 +346,17 @@ def test_a_step_without_results_fails_its_sequences() -> None:
     assert bench.finish("a") == "failed"
 
 
+def test_what_a_void_step_streamed_is_not_published() -> None:
+    bench = prefill_bench()
+    bench.submit(job("a", prompt_of(9)))
+    bench.submit(job("b", prompt_of(13, 1)))
+    bench.run()
+    bench.fail_step()  # of both
+    commands = bench.do(w.AttemptCancelled("b"))
+    assert only(commands, AbortStreams) == [AbortStreams("b", handoff=True, pool=True)]
+    assert only(commands, CommitPoolWrite) == []
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 

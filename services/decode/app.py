@@ -1,0 +1,56 @@
+"""A decode node: the decode machine, an engine, and landings for the KV that prefill nodes send."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from services.decode.config import Config
+from services.decode.landings import Landings
+from shared.core.decode import DecodeMachine
+from shared.core.transfers import CloseLanding, OpenLanding
+from shared.core.worker import ReserveAsked
+from shared.engine.node import Node
+from shared.io.service import Context
+from shared.protocol import subjects
+from shared.protocol.ids import Role
+from shared.protocol.model import ModelSpec
+from shared.protocol.requests import ReserveRequest
+
+
+class DecodeNode(Node):
+    """Implements App."""
+
+    role: Role = "decode"
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(context, config)
+        self.config = config
+
+    def make_machine(self, spec: ModelSpec, pages: int) -> DecodeMachine:
+        self.landings = Landings(self.plane, self.feed)
+        return DecodeMachine(self.config.machine(spec, pages, self.context.incarnation))
+
+    async def subscribe(self) -> None:
+        await self.context.bus.subscribe(
+            subjects.reserve(self.context.node), ReserveRequest, self._on_reserve
+        )
+
+    async def _on_reserve(self, request: ReserveRequest) -> Any:
+        return self.ask(ReserveAsked(request, self.next_ask()))
+
+    def execute(self, command: Any) -> Awaitable[Any] | None:
+        match command:
+            case OpenLanding():
+                self.landings.open(command)
+                return None
+            case CloseLanding():
+                return self.landings.close(command)
+            case _:
+                raise NotImplementedError(f"a decode machine does not order {type(command).__name__}")
+
+    def on_tick(self) -> None:
+        self.landings.look()
+
+    def own_counters(self) -> dict[str, float]:
+        return {"landing_first_slice_at_s": self.landings.first_slice_at}

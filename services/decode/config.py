@@ -1,0 +1,46 @@
+"""What a decode node can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.core.decode import DecodeConfig
+from shared.engine.node_config import Count, NodeConfig
+from shared.io.config import PositiveS
+from shared.protocol.ids import Incarnation
+from shared.protocol.model import ModelSpec
+
+
+class Config(NodeConfig, frozen=True, kw_only=True):
+    max_running: Count = 64
+    """Sequences in one step."""
+    max_waiting: Count = 64
+    """Reservations beyond those; more are refused as overloaded."""
+    chunk_tokens: Count = 256
+    """Most prompt tokens that a step computes beside decoding, when this node prefills itself."""
+    headroom_tokens: Annotated[int, Meta(ge=0)] = 256
+    """Room for so many answer tokens is reserved with the prompt's; more is taken as needed."""
+    reservation_lease_s: PositiveS = 30.0
+    """How long a prefill node that has begun to write may be silent."""
+    tbt_limit_s: Annotated[float, Meta(ge=0)] = 0.0
+    """What lands is given up again if it would make steps longer than this; 0: no limit."""
+
+    def machine(self, spec: ModelSpec, pages: int, incarnation: Incarnation) -> DecodeConfig:
+        return DecodeConfig(
+            node=self.node,
+            incarnation=incarnation,
+            namespace=spec.namespace,
+            block_tokens=spec.layout.block_tokens,
+            pages=pages,
+            context_tokens=spec.context_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            chunk_tokens=self.chunk_tokens,
+            gateway_lease_s=self.gateway_lease_s,
+            eviction=self.eviction,
+            headroom_tokens=self.headroom_tokens,
+            reservation_lease_s=self.reservation_lease_s,
+            tbt_limit_s=self.tbt_limit_s,
+        )

@@ -1,0 +1,50 @@
+"""What a node that computes can be told; prefill and decode add to it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.engine.api import EngineConfig
+from shared.io.config import BaseConfig, PositiveS
+
+Count = Annotated[int, Meta(gt=0)]
+
+
+class NodeConfig(BaseConfig, frozen=True, kw_only=True):
+    model: str = "smollm2-135m"
+    """Alias, folder in Hugging Face format, hub id, or `toy`."""
+    dtype: str = "auto"
+    """Of weights and KV: auto, float32, bfloat16, float16."""
+    block_tokens: Count = 16
+    """Tokens of one KV block; the same on all nodes."""
+    kv_bytes: Count = 1 << 30
+    """Memory for KV pages; all of it is taken at start."""
+    threads: Annotated[int, Meta(ge=0)] = 0
+    """Of the engine; 0: the library's default."""
+    salt: str = ""
+    """Separates KV namespaces, e.g. of tenants; the same on all nodes."""
+    backend: str = "auto"
+    """Attention backend: auto, cpu, flashinfer."""
+    max_waiting: Count = 256
+    """Requests beyond the running ones that are taken in; more are refused as overloaded."""
+    eviction: str = "lru"
+    """Which cached block goes when room is needed: lru, fifo."""
+    gateway_lease_s: PositiveS = 10.0
+    """A gateway silent for so long is gone, and its requests are cancelled."""
+    wedged_after_s: PositiveS = 60.0
+    """An engine step that takes longer turns the node off ready until it ends."""
+    shm: bool = True
+    """Move KV by shared memory to and from processes of the same host."""
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            dtype=self.dtype,
+            block_tokens=self.block_tokens,
+            kv_bytes=self.kv_bytes,
+            threads=self.threads,
+            salt=self.salt,
+            backend=self.backend,
+        )
