@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from shared.io.bus import Bus
@@ -55,7 +57,8 @@ class Presence:
 
     async def announce_now(self) -> None:
         if self._known is not None and self._bus.connected:
-            await self._publish(subjects.ANNOUNCE, self._known.info())
+            info = msgspec.structs.replace(self._known.info(), pid=os.getpid())
+            await self._publish(subjects.ANNOUNCE, info)
         self.heartbeat_soon()
 
     def heartbeat_soon(self) -> None:
