@@ -120,7 +120,7 @@ class ConductorMachine:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _place(self, event: PlaceAsked, now: float) -> list[Any]:
-        commands = self._suspect(event, now)
+        commands = self._suspect(event)
         try:
             placement = self._placer.place(event.request, now)
         except TsukimiError as refusal:
@@ -129,13 +129,13 @@ class ConductorMachine:
         self.placed += 1
         return [*commands, ReplyPlacement(ask=event.ask, placement=placement)]
 
-    def _suspect(self, event: PlaceAsked, now: float) -> list[Any]:
+    def _suspect(self, event: PlaceAsked) -> list[Any]:
         """What just failed for one request is not tried on the next, until it is heard again."""
         notices: list[Any] = []
         for node, incarnation in event.request.avoid:
             peer = self.roster.peer(node, incarnation)
-            if peer is not None and peer.suspect_s == float("-inf"):
-                peer.suspect_s = now
+            if peer is not None and not peer.suspect:
+                peer.suspect = True
                 notices.append(NoticeNode(ref=peer.ref, what="suspect", detail=event.request.attempt))
         return notices
 

@@ -76,8 +76,8 @@ class BlockIndex:
 
     def replace(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
         """From now on the node holds exactly these."""
-        new = set(keys)
-        self.remove(node, self._held.get(node, set()) - new)
+        new = dict.fromkeys(keys)
+        self.remove(node, self._held.get(node, set()) - new.keys())
         self.store(node, new)
 
     def drop(self, node: NodeId) -> None:
@@ -129,6 +129,10 @@ class Match:
         self._bits = bits
         self._runs = _runs(masks)
 
+    def __len__(self) -> int:
+        """How many leading blocks somebody or other holds."""
+        return len(self._masks)
+
     def run(self, node: NodeId) -> int:
         """Length of the leading run that a node holds."""
         return self._runs.get(self._bits.get(node, 0), 0)
@@ -139,7 +143,9 @@ class Match:
         for node in nodes:
             bit = self._bits.get(node, 0)
             group |= bit
-            run = max(run, self._runs.get(bit, 0))
+            own = self._runs.get(bit, 0)
+            if own > run:
+                run = own
         return self._end(group, run)
 
     def span(self, node: NodeId, start: int) -> int:

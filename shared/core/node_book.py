@@ -21,7 +21,12 @@ class Assignment(Struct, frozen=True):
 
 class NodeBook:
     """One life of a node. Reports replace what they cover; what is assigned meanwhile is added until it shows up in a
-    report, or has grown too old to be true."""
+    report, or has grown too old to be true. Counts hold for the time of the last call that was given one."""
+
+    __slots__ = (
+        "_busy_until_s", "_pending", "_report", "_reported_s", "_settled_until_s", "_stale_s",
+        "held_blocks", "kv_tokens", "requests", "waiting",
+    )  # fmt: skip
 
     def __init__(self, stale_s: float = STALE_S) -> None:
         self._stale_s = stale_s
@@ -29,65 +34,63 @@ class NodeBook:
         self._report: NodeLoad | None = None
         self._reported_s = float("-inf")
         self._busy_until_s = float("-inf")
-        self._pending_tokens = 0
+        self._settled_until_s = float("inf")
+        self.requests = 0
+        """Attempts it has or is about to have."""
+        self.waiting = 0
+        self.kv_tokens = 0
+        self.held_blocks = 0
+        """As reported."""
 
     def reported(self, load: NodeLoad, now: float) -> None:
         """Load reports come in order of their seq."""
         for attempt in load.attempts:
-            self._drop(attempt)
-        self._expire(now)
+            self._pending.pop(attempt, None)
         self._report, self._reported_s = load, now
-        self._busy_until_s = now + load.queue_s + sum(a.work_s for a in self._pending.values())
+        self._busy_until_s = now + load.queue_s
+        self._count(now)
+        for assignment in self._pending.values():
+            self._busy_until_s += assignment.work_s
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
         """Harmless when the same attempt is assigned again."""
-        self._expire(now)
-        self._drop(attempt)
+        self._pending.pop(attempt, None)
         self._pending[attempt] = Assignment(now, work_s, tokens)
-        self._pending_tokens += tokens
         self._busy_until_s = max(self._busy_until_s, now) + work_s
+        self._count(now)
 
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start; time that passes drains it."""
         return max(0.0, self._busy_until_s - now)
 
-    def requests(self, now: float) -> int:
-        """Attempts it has or is about to have."""
-        self._expire(now)
-        report = self._fresh(now)
-        return len(self._pending) + (len(report.attempts) if report else 0)
-
-    def waiting(self, now: float) -> int:
-        self._expire(now)
-        report = self._fresh(now)
-        return len(self._pending) + (report.waiting if report else 0)
-
-    def kv_tokens(self, now: float) -> int:
-        report = self._fresh(now)
-        return self._pending_tokens + (report.batch_tokens if report else 0)
-
-    def free_blocks(self, now: float, kv_blocks: int, block_tokens: int) -> int:
-        report = self._fresh(now)
-        held = report.kv_blocks_held if report else 0
-        return kv_blocks - held - self._pending_tokens // block_tokens
+    def settle(self, now: float) -> None:
+        """Forget what has grown too old."""
+        if now > self._settled_until_s:
+            self._count(now)
 
     def check(self) -> None:
-        assert self._pending_tokens == sum(a.tokens for a in self._pending.values()), (
-            "pending tokens do not add up"
-        )
-        if self._report is not None:
-            assert not self._pending.keys() & set(self._report.attempts), "counted twice"
+        reported = self._report.attempts if self._report is not None else ()
+        assert not self._pending.keys() & set(reported), "counted twice"
+        assert self.requests == len(self._pending) + len(reported), "requests do not add up"
 
-    def _fresh(self, now: float) -> NodeLoad | None:
-        return self._report if now - self._reported_s <= self._stale_s else None
-
-    def _drop(self, attempt: AttemptId) -> None:
-        if gone := self._pending.pop(attempt, None):
-            self._pending_tokens -= gone.tokens
-
-    def _expire(self, now: float) -> None:
+    def _count(self, now: float) -> None:
+        if self._report is not None and now - self._reported_s > self._stale_s:
+            self._report = None
         while self._pending:
             attempt, oldest = next(iter(self._pending.items()))
             if now - oldest.at_s <= PENDING_S:
-                return
-            self._drop(attempt)
+                break
+            del self._pending[attempt]
+        self.requests = self.waiting = len(self._pending)
+        self.kv_tokens = self.held_blocks = 0
+        self._settled_until_s = float("inf")
+        for assignment in self._pending.values():
+            self.kv_tokens += assignment.tokens
+        if self._pending:
+            self._settled_until_s = next(iter(self._pending.values())).at_s + PENDING_S
+        if report := self._report:
+            self.requests += len(report.attempts)
+            self.waiting += report.waiting
+            self.kv_tokens += report.batch_tokens
+            self.held_blocks = report.kv_blocks_held
+            self._settled_until_s = min(self._settled_until_s, self._reported_s + self._stale_s)

@@ -20,6 +20,22 @@ from shared.protocol.ids import NodeRef
 from shared.protocol.requests import Placement, PlaceRequest, Prediction
 
 
+class _Asked(Struct, frozen=True):
+    """A request, and all that was looked up for it."""
+
+    request: PlaceRequest
+    team: Team
+    match: Match
+    prefills: Sequence[Peer]
+    decodes: Sequence[Peer]
+    now: float
+
+    @property
+    def blocks(self) -> int:
+        """Room that the prompt and its first token need."""
+        return blocks_for(self.request.prompt_tokens + 1, self.team.layout.block_tokens)
+
+
 class _Plan(Struct, frozen=True):
     """What was chosen, before it is admitted."""
 
@@ -39,39 +55,36 @@ class Placer:
         self._policy = policy
         self._roster = roster
         self._index = index
-        self.admission = Admission(config.objectives)
         self._inline = InlineRule(config.inline_tokens, config.objectives.tbt_s)
         self._number = 0
         self._turn = 0
+        self.admission = Admission(config.objectives)
 
     def place(self, request: PlaceRequest, now: float) -> Placement:
         """Raises Unavailable, TooLarge or Overloaded."""
         team = self._roster.teams.get(request.model)
+        if team is None or not (team.decodes or (team.prefills and request.max_new_tokens == 1)):
+            raise Unavailable(f"no node that serves {request.model!r} is ready")
         prefills, decodes = self._able(request, team, now)
-        assert team is not None
         reusable = reusable_blocks(request.prompt_tokens, team.layout.block_tokens)
         match = self._index.match(request.block_keys[:reusable])
-        plan = self._plan(request, team, match, prefills, decodes, now)
-        self._admit(request, plan, prefills, decodes, now)
-        self._assign(request, plan, now)
-        return self._placement(request, plan, match)
+        asked = _Asked(request, team, match, prefills, decodes, now)
+        plan = self._plan(asked)
+        self._admit(asked, plan)
+        self._assign(asked, plan)
+        return self._placement(asked, plan)
 
     # -- who could do it ---------------------------------------------------------------------------------------------
 
-    def _able(
-        self, request: PlaceRequest, team: Team | None, now: float
-    ) -> tuple[Sequence[Peer], Sequence[Peer]]:
+    def _able(self, request: PlaceRequest, team: Team, now: float) -> tuple[Sequence[Peer], Sequence[Peer]]:
         """Prefill and decode nodes that could take it now. Decode nodes can prefill too, when nobody else does."""
-        if team is None or not (team.decodes or (team.prefills and request.max_new_tokens == 1)):
-            raise Unavailable(f"no node that serves {request.model!r} is ready")
         blocks = blocks_for(request.prompt_tokens + 1, team.layout.block_tokens)
         prefills = self._with_room(team.prefills, request, blocks, now)
         decodes = self._with_room(team.decodes, request, blocks, now)
-        needs_decode = request.max_new_tokens > 1 or not prefills
-        if needs_decode and not decodes:
-            raise self._overloaded(team.decodes, now)
+        if not decodes and (request.max_new_tokens > 1 or not prefills):
+            raise _overloaded(team.decodes, now)
         if team.prefills and not prefills and not request.retry:
-            raise self._overloaded(team.prefills, now)
+            raise _overloaded(team.prefills, now)
         return prefills, decodes
 
     def _with_room(
@@ -79,51 +92,34 @@ class Placer:
     ) -> Sequence[Peer]:
         large = [p for p in peers if p.fits(blocks)]
         if peers and not large:
-            most = max(p.member.info.kv_blocks for p in peers)
+            most = max(p.info.kv_blocks for p in peers)
             raise TooLarge(
                 f"the prompt needs {blocks} KV blocks, the largest node has {most}", param="messages"
             )
-        return usable([p for p in large if not _full(p, now)], request.avoid)
-
-    def _overloaded(self, peers: Sequence[Peer], now: float) -> TsukimiError:
-        drained_s = min((p.book.queue_s(now) for p in peers), default=1.0)
-        return Overloaded("every node's queue is full", retry_after_s=retry_after(max(drained_s, 0.5)))
+        for peer in large:
+            peer.book.settle(now)
+        return usable([p for p in large if not _full(p)], request.avoid)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _plan(
-        self,
-        request: PlaceRequest,
-        team: Team,
-        match: Match,
-        prefills: Sequence[Peer],
-        decodes: Sequence[Peer],
-        now: float,
-    ) -> _Plan:
-        layout, prompt = team.layout, request.prompt_tokens
-        by_node = {p.ref.node: p for p in (*prefills, *decodes)}
-        decoders = [self._decoder(p, team, match, now) for p in decodes]
-        rule = self._inline if prefills else InlineRule(max_tokens=prompt)
-        inline_ttft_s, inliner = min(
-            ((rule.ttft_s(d, prompt, layout.block_tokens), d) for d in decoders),
-            key=lambda option: option[0],
-            default=(float("inf"), None),
-        )
-        if not prefills:
+    def _plan(self, asked: _Asked) -> _Plan:
+        decoders = [self._decoder(p, asked) for p in asked.decodes]
+        inline_ttft_s, inliner = self._best_inline(asked, decoders)
+        if not asked.prefills:
             assert inliner is not None
-            return self._inlined(by_node[inliner.ref.node], inliner, inline_ttft_s, prompt)
-        choice = self._choose(request, team, match, prefills, now)
-        decoder, handoff_s = None, 0.0
-        if request.max_new_tokens > 1:
-            decoder = choose_decoder(decoders, prompt, blocks_for(prompt + 1, layout.block_tokens))
+            return self._inlined(asked, inliner, inline_ttft_s)
+        choice = self._choose(asked)
+        prompt, decoder, handoff_s = asked.request.prompt_tokens, None, 0.0
+        if asked.request.max_new_tokens > 1:
+            decoder = choose_decoder(decoders, prompt, asked.blocks)
             handoff_s = self._config.links.transfer_s(
-                prompt * layout.token_bytes, decoder.host == choice.candidate.host
+                prompt * asked.team.layout.token_bytes, decoder.host == choice.candidate.host
             )
         if inliner is not None and inline_ttft_s < choice.ttft_s + handoff_s:
-            return self._inlined(by_node[inliner.ref.node], inliner, inline_ttft_s, prompt)
+            return self._inlined(asked, inliner, inline_ttft_s)
         return _Plan(
-            prefill=by_node[choice.candidate.ref.node],
-            decode=by_node[decoder.ref.node] if decoder else None,
+            prefill=_peer(asked.prefills, choice.candidate.ref),
+            decode=_peer(asked.decodes, decoder.ref) if decoder else None,
             cached_blocks=choice.cached_blocks,
             remote=choice.remote,
             predicted=Prediction(
@@ -136,110 +132,119 @@ class Placer:
             reason=choice.reason,
         )
 
-    def _choose(
-        self, request: PlaceRequest, team: Team, match: Match, prefills: Sequence[Peer], now: float
-    ) -> Choice:
-        best, holder = best_cache(match, self._roster.caches)
-        view = PlaceView(
-            prompt_tokens=request.prompt_tokens,
-            block_tokens=team.layout.block_tokens,
-            block_bytes=team.layout.block_bytes,
-            candidates=tuple(
-                Candidate(
-                    ref=p.ref,
-                    host=p.host,
-                    cost=p.cost(self._config.prior),
-                    queue_s=p.book.queue_s(now),
-                    assigned=p.book.requests(now),
-                    local_blocks=self._local_blocks(p, match),
-                )
-                for p in prefills
-            ),
-            best_blocks=best,
-            best_host=holder.host if holder else "",
-            links=self._config.links,
-            number=self._number,
-        )
+    def _choose(self, asked: _Asked) -> Choice:
+        best, holder = best_cache(asked.match, self._roster.caches)
+        layout, prior = asked.team.layout, self._config.prior
         self._number += 1
-        return self._policy.place(view)
+        return self._policy.place(
+            PlaceView(
+                prompt_tokens=asked.request.prompt_tokens,
+                block_tokens=layout.block_tokens,
+                block_bytes=layout.block_bytes,
+                candidates=tuple(
+                    Candidate(
+                        p.ref,
+                        p.host,
+                        p.cost(prior),
+                        p.book.queue_s(asked.now),
+                        p.book.requests,
+                        self._local_blocks(p, asked.match),
+                    )
+                    for p in asked.prefills
+                ),
+                best_blocks=best,
+                best_host=holder.host if holder else "",
+                links=self._config.links,
+                number=self._number,
+            )
+        )
 
-    def _decoder(self, peer: Peer, team: Team, match: Match, now: float) -> Decoder:
-        book, info = peer.book, peer.member.info
+    def _decoder(self, peer: Peer, asked: _Asked) -> Decoder:
+        book = peer.book
+        left = asked.request.prompt_tokens - len(asked.match) * asked.team.layout.block_tokens
+        worth_looking = left <= self._inline.max_tokens or not asked.prefills
         return Decoder(
             ref=peer.ref,
             host=peer.host,
             cost=peer.cost(self._config.prior),
-            requests=book.requests(now),
-            kv_tokens=book.kv_tokens(now),
-            free_blocks=book.free_blocks(now, info.kv_blocks, team.layout.block_tokens),
-            local_blocks=self._local_blocks(peer, match),
+            requests=book.requests,
+            kv_tokens=book.kv_tokens,
+            free_blocks=peer.info.kv_blocks - book.held_blocks,
+            local_blocks=self._local_blocks(peer, asked.match) if worth_looking else 0,
         )
 
-    def _local_blocks(self, peer: Peer, match: Match) -> int:
-        nodes = [peer.ref.node]
-        nodes += [c.ref.node for c in self._roster.caches_on.get(peer.host, ())]
-        return match.run_of_any(nodes)
+    def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
+        """The decode node that would have the first token soonest, if any should prefill by itself."""
+        prompt, block_tokens = asked.request.prompt_tokens, asked.team.layout.block_tokens
+        rule = self._inline if asked.prefills else InlineRule(max_tokens=prompt)
+        best_s, best = float("inf"), None
+        for decoder in decoders:
+            ttft_s = rule.ttft_s(decoder, prompt, block_tokens)
+            if ttft_s < best_s:
+                best_s, best = ttft_s, decoder
+        return best_s, best
 
-    def _inlined(self, peer: Peer, decoder: Decoder, ttft_s: float, prompt_tokens: int) -> _Plan:
+    def _local_blocks(self, peer: Peer, match: Match) -> int:
+        """Leading blocks that its own memory or its host's cache nodes hold."""
+        if not len(match):
+            return 0
+        caches = self._roster.caches_on.get(peer.host, ())
+        return match.run_of_any([peer.ref.node, *[c.ref.node for c in caches]])
+
+    def _inlined(self, asked: _Asked, decoder: Decoder, ttft_s: float) -> _Plan:
+        tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)
         return _Plan(
             prefill=None,
-            decode=peer,
+            decode=_peer(asked.decodes, decoder.ref),
             cached_blocks=decoder.local_blocks,
             remote=False,
-            predicted=Prediction(
-                prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=predicted_tbt_s(decoder, prompt_tokens)
-            ),
+            predicted=Prediction(prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=tbt_s),
             reason=f"prefilled where it is decoded: {decoder.local_blocks} blocks cached, little left to compute",
         )
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _admit(
-        self,
-        request: PlaceRequest,
-        plan: _Plan,
-        prefills: Sequence[Peer],
-        decodes: Sequence[Peer],
-        now: float,
-    ) -> None:
+    def _admit(self, asked: _Asked, plan: _Plan) -> None:
         limits = self._config.objectives
         if not (limits.ttft_s or limits.tbt_s):
             return
         used = [p for p in (plan.prefill, plan.decode) if p is not None]
-        idle = all(any(not p.book.requests(now) for p in peers) for peers in (prefills, decodes) if peers)
+        able = [peers for peers in (asked.prefills, asked.decodes) if peers]
         refusal = self.admission.judge(
             Outlook(
                 ttft_s=plan.predicted.ttft_s,
                 tbt_s=plan.predicted.tbt_s,
                 queue_s=plan.predicted.queue_s,
-                decoding=plan.decode.book.requests(now) if plan.decode else 0,
+                decoding=plan.decode.book.requests if plan.decode else 0,
                 samples=min(p.samples for p in used),
-                idle=idle,
+                idle=all(any(not p.book.requests for p in peers) for peers in able),
             ),
-            retry=request.retry,
+            retry=asked.request.retry,
         )
         if refusal is not None:
             raise Overloaded(refusal.reason, retry_after_s=refusal.retry_after_s)
 
-    def _assign(self, request: PlaceRequest, plan: _Plan, now: float) -> None:
+    def _assign(self, asked: _Asked, plan: _Plan) -> None:
         work_s = plan.predicted.transfer_s + plan.predicted.prefill_s
+        request = asked.request
         for peer, seconds in ((plan.prefill, work_s), (plan.decode, 0.0)):
             if peer is not None:
-                peer.book.assigned(request.attempt, now, seconds, request.prompt_tokens)
+                peer.book.assigned(request.attempt, asked.now, seconds, request.prompt_tokens)
                 self._turn += 1
                 peer.turn = self._turn
 
-    def _placement(self, request: PlaceRequest, plan: _Plan, match: Match) -> Placement:
+    def _placement(self, asked: _Asked, plan: _Plan) -> Placement:
         prefiller = plan.prefill or plan.decode
         assert prefiller is not None
+        caches = self._roster.caches
         near = self._roster.caches_on.get(prefiller.host, [])
-        far = [c for c in self._roster.caches if c.host != prefiller.host] if plan.remote else []
-        pool = pool_for(match, near, self._roster.caches)
+        far = [c for c in caches if c.host != prefiller.host] if plan.remote else []
+        pool = pool_for(asked.match, near, caches)
         return Placement(
-            attempt=request.attempt,
+            attempt=asked.request.attempt,
             prefill=_ref(plan.prefill),
             decode=_ref(plan.decode),
-            sources=sources_for(match, prefiller, near, far, plan.cached_blocks),
+            sources=sources_for(asked.match, prefiller, near, far, plan.cached_blocks),
             pool=_ref(pool),
             decode_pool=_ref(pool) if self._config.pool_answers else None,
             cached_blocks=plan.cached_blocks,
@@ -249,11 +254,20 @@ class Placer:
         )
 
 
-def _full(peer: Peer, now: float) -> bool:
-    info = peer.member.info
+def _full(peer: Peer) -> bool:
+    info = peer.info
     if info.role == "prefill":
-        return 0 < info.max_waiting <= peer.book.waiting(now)
-    return info.max_running > 0 and peer.book.requests(now) >= info.max_running + info.max_waiting
+        return 0 < info.max_waiting <= peer.book.waiting
+    return info.max_running > 0 and peer.book.requests >= info.max_running + info.max_waiting
+
+
+def _overloaded(peers: Sequence[Peer], now: float) -> TsukimiError:
+    drained_s = min((p.book.queue_s(now) for p in peers), default=1.0)
+    return Overloaded("every node's queue is full", retry_after_s=retry_after(max(drained_s, 0.5)))
+
+
+def _peer(peers: Sequence[Peer], ref: NodeRef) -> Peer:
+    return next(p for p in peers if p.ref is ref)
 
 
 def _ref(peer: Peer | None) -> NodeRef | None:

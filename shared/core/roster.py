@@ -8,44 +8,49 @@ from msgspec import Struct, field
 
 from shared.core.membership import Member
 from shared.core.node_book import NodeBook
-from shared.protocol.cluster import CostCoefficients, NodeLoad
+from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import Incarnation, NodeId, NodeRef
 from shared.protocol.model import KVLayout, ModelSpec
 
 
-class Peer(Struct):
+class Peer:
     """A ready life of a node."""
 
-    member: Member
-    book: NodeBook
-    suspect_s: float = float("-inf")
-    """When a request last failed on it; until it is heard again, others are preferred."""
-    turn: int = 0
-    """Grows with each assignment: of equals, the one whose last is longest ago comes first."""
+    __slots__ = ("_member", "book", "host", "info", "ref", "suspect", "turn")
 
-    @property
-    def ref(self) -> NodeRef:
-        return self.member.info.ref
+    def __init__(self, member: Member, book: NodeBook) -> None:
+        self.book = book
+        self.suspect = False
+        """A request failed on it; until it is heard again, others are preferred."""
+        self.turn = 0
+        """Grows with each assignment: of equals, the one whose last is longest ago comes first."""
+        self.follow(member)
 
-    @property
-    def host(self) -> str:
-        return host_of(self.member.info.ref)
+    def follow(self, member: Member) -> None:
+        """Its announcement may have changed."""
+        self._member = member
+        self.info: NodeInfo = member.info
+        self.ref: NodeRef = member.info.ref
+        self.host = self.ref.host or f"={self.ref.node}"
+        """The machine it is on; one that does not say so is on a machine of its own."""
 
     @property
     def load(self) -> NodeLoad | None:
-        return self.member.load
+        return self._member.load
 
     @property
     def samples(self) -> int:
-        return self.member.load.cost_samples if self.member.load else 0
+        """Measurements behind its time model."""
+        load = self._member.load
+        return load.cost_samples if load else 0
 
     def cost(self, prior: CostCoefficients) -> CostCoefficients:
         """The newest time model known."""
-        load = self.member.load
-        return (load.cost if load else None) or self.member.info.cost or prior
+        load = self._member.load
+        return (load.cost if load else None) or self.info.cost or prior
 
     def fits(self, blocks: int) -> bool:
-        return blocks <= self.member.info.kv_blocks or not self.member.info.kv_blocks
+        return blocks <= self.info.kv_blocks or not self.info.kv_blocks
 
 
 class Team(Struct):
@@ -83,8 +88,9 @@ class Roster:
                 continue
             peer = self._peers.get(life)
             if peer is None:
-                peer = Peer(member=member, book=NodeBook(self._stale_s))
-            peer.member = member
+                peer = Peer(member, NodeBook(self._stale_s))
+            else:
+                peer.follow(member)
             if self._enrol(peer):
                 peers[life] = peer
             else:
@@ -100,7 +106,7 @@ class Roster:
         peer = self._peers.get((load.node, load.incarnation))
         if peer is not None:
             peer.book.reported(load, now)
-            peer.suspect_s = float("-inf")
+            peer.suspect = False
 
     def check(self) -> None:
         for peer in self._peers.values():
@@ -110,7 +116,7 @@ class Roster:
         assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches by host disagree"
 
     def _enrol(self, peer: Peer) -> bool:
-        info = peer.member.info
+        info = peer.info
         if info.role == "cache":
             self.caches.append(peer)
             self.caches_on.setdefault(peer.host, []).append(peer)
@@ -124,14 +130,12 @@ class Roster:
         return True
 
 
-def host_of(ref: NodeRef) -> str:
-    """The machine a node is on; one that does not say so is on a machine of its own."""
-    return ref.host or f"={ref.node}"
-
-
-def usable(peers: Sequence[Peer], avoid: Iterable[tuple[NodeId, Incarnation]]) -> Sequence[Peer]:
+def usable(peers: Sequence[Peer], avoid: Sequence[tuple[NodeId, Incarnation]]) -> list[Peer]:
     """Those that have not just failed, as long as there are any. Whose last assignment is longest ago comes first."""
-    failed = set(avoid)
-    untried = [p for p in peers if (p.ref.node, p.ref.incarnation) not in failed]
-    trusted = [p for p in untried if p.suspect_s == float("-inf")]
-    return sorted(trusted or untried or peers, key=lambda p: p.turn)
+    untried = [p for p in peers if (p.ref.node, p.ref.incarnation) not in avoid] if avoid else peers
+    trusted = [p for p in untried if not p.suspect]
+    return sorted(trusted or untried or peers, key=_turn)
+
+
+def _turn(peer: Peer) -> int:
+    return peer.turn
