@@ -25,6 +25,7 @@ from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
 from shared.dataplane.memory import Progress
 from shared.engine.api import EngineConfig
+from shared.engine.steps import refusal
 from shared.engine.toy_text import EOS, VOCAB_SIZE, ScriptedFailure, Transcript, next_logits, pick
 from shared.protocol.errors import Invalid
 from shared.protocol.model import KVLayout, ModelSpec
@@ -70,7 +71,7 @@ class ToyEngine:
     def run(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
     ) -> list[SequenceResult]:
-        errors = [_refusal(sequence) for sequence in sequences]
+        errors = [refusal(sequence, self.spec, self.store.pages) for sequence in sequences]
         rows = [
             _Rows(b"", b"") if error else self._compute(sequence)
             for sequence, error in zip(sequences, errors, strict=True)
@@ -194,17 +195,6 @@ def toy_spec(block_tokens: int = 16, salt: str = "") -> ModelSpec:
         layout=layout,
         namespace=namespace_digest(weights="toy-1", dtype=layout.dtype, block_tokens=block_tokens, salt=salt),
     )
-
-
-def _refusal(sequence: SequenceStep) -> str:
-    tokens = unpack_tokens(sequence.token_ids)
-    if len(tokens) != sequence.tokens or not tokens:
-        return f"{len(tokens)} token ids for a step of {sequence.tokens}"
-    if max(tokens) >= VOCAB_SIZE:
-        return f"token id {max(tokens)} is outside the vocabulary of {VOCAB_SIZE}"
-    if sequence.start + sequence.tokens > CONTEXT_TOKENS:
-        return f"position {sequence.start + sequence.tokens} is beyond the context of {CONTEXT_TOKENS} tokens"
-    return ""
 
 
 def _in_layer(rows: bytes, layer: int) -> bytes:

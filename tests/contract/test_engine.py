@@ -1,8 +1,9 @@
-"""What every engine guarantees, run over the toy engine and a real model alike."""
+"""What every engine guarantees, run over the toy engine and over a small model with each way to hold its pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +14,53 @@ from shared.protocol.sampling import SamplingParams
 from tests.support.sequences import GREEDY, Sequences, step
 
 MB = 1 << 20
-CONFIGS = {
-    "toy": EngineConfig("toy", kv_bytes=4 * MB),
+
+
+def _quiet(what: str, fraction: float) -> None:
+    pass
+
+
+def _toy(folder: Path) -> Engine:
+    return load_engine(EngineConfig("toy", kv_bytes=4 * MB), _quiet)
+
+
+def _tiny(folder: Path, backend: str = "cpu") -> Engine:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from tests.support.tiny import save_tiny
+
+    model = str(save_tiny(folder))
+    return load_engine(EngineConfig(model, "float32", kv_bytes=32 * MB, threads=1, backend=backend), _quiet)
+
+
+def _reference(folder: Path) -> Engine:
+    return _tiny(folder, "reference")
+
+
+def _mirrored(folder: Path) -> Engine:
+    """A model whose pages lie on another device than the shared memory, as beside a GPU; here both are the CPU."""
+    torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+    from shared.engine.attention.cpu import CpuAttention
+    from shared.engine.hardware import Hardware
+    from shared.engine.model import ModelEngine
+    from tests.support.tiny import save_tiny
+
+    config = EngineConfig(str(save_tiny(folder)), kv_bytes=32 * MB, threads=1)
+    return ModelEngine.load(
+        config, _quiet, Hardware(torch.device("cpu"), "float32", CpuAttention, mirrored=True)
+    )
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "toy": _toy,
+    "cpu": _tiny,
+    "reference": _reference,
+    "mirrored": _mirrored,
 }
 
 
-@pytest.fixture(scope="module", params=["toy"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = load_engine(CONFIGS[request.param], lambda what, fraction: None)
+@pytest.fixture(scope="module", params=list(ENGINES))
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = ENGINES[request.param](tmp_path_factory.mktemp("model"))
     yield engine
     engine.close()
 
@@ -69,7 +109,7 @@ def test_a_prefix_from_other_pages_gives_the_same_answer(run: Sequences) -> None
         blocks = (length - 1) // block
         landed = run.pages(length)
         run.copy(first[:blocks], landed[:blocks])
-        assert run.prefill(text, landed, start=blocks * block) == cold
+        assert run.prefill(text, landed, start=blocks * block).tokens == cold.tokens
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
@@ -86,7 +126,7 @@ def test_rows_behind_a_sequence_do_not_count(run: Sequences) -> None:
     for page in dirty:
         for layer in range(run.engine.spec.layout.layers):
             run.engine.store.slice(page, layer)[:] = b"\x3c" * run.engine.spec.layout.slice_bytes
-    assert run.prefill(text, dirty) == run.prefill(text, clean)
+    assert run.prefill(text, dirty).tokens == run.prefill(text, clean).tokens
 
 
 def test_a_layer_is_in_the_pages_when_its_callback_comes(run: Sequences) -> None:

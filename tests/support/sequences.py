@@ -13,15 +13,18 @@ from shared.protocol.sampling import SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 
 
+_LIVES = count()
+
+
 class Sequences:
     """Hands out an engine's pages and runs sequences on it. Pages are taken from a shuffled order and never
     reused."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._names = count()
         stride = next(s for s in range(7, 10_000) if _coprime(s, engine.store.pages))
         self._order = [(i * stride) % engine.store.pages for i in range(engine.store.pages)]
+        self._life = next(_LIVES)
         self._used = 0
 
     def pages(self, tokens: int) -> tuple[int, ...]:
@@ -33,7 +36,12 @@ class Sequences:
 
     def reset(self) -> None:
         """All pages may be used again; their content stays, as garbage."""
+        self._life = next(_LIVES)
         self._used = 0
+
+    def attempt(self, pages: tuple[int, ...]) -> str:
+        """The attempt that these pages belong to; never the same for other pages, or after a reset."""
+        return f"{self._life}/{pages[0]}"
 
     def prefill(
         self,
@@ -51,7 +59,9 @@ class Sequences:
         for at in range(start, len(prompt), size):
             part = prompt[at : at + size]
             last = at + size >= len(prompt)
-            (result,) = self.engine.run([step("p", at, part, pages, sample if last else None)], on_layer)
+            (result,) = self.engine.run(
+                [step(self.attempt(pages), at, part, pages, sample if last else None)], on_layer
+            )
         return result
 
     def generate(
@@ -71,7 +81,13 @@ class Sequences:
         ]
         for _ in range(new_tokens - 1):
             batch = [
-                step(f"s{i}", len(prompts[i]) + len(answers[i]) - 1, answers[i][-1:], tables[i], params[i])
+                step(
+                    self.attempt(tables[i]),
+                    len(prompts[i]) + len(answers[i]) - 1,
+                    answers[i][-1:],
+                    tables[i],
+                    params[i],
+                )
                 for i in range(len(prompts))
             ]
             for answer, result in zip(answers, self.engine.run(batch), strict=True):

@@ -1,0 +1,243 @@
+"""The engine for real models: transformers' layers over KV pages in shared memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.core.blocks import blocks_for, namespace_digest, unpack_tokens
+from shared.core.steps import SequenceResult, SequenceStep
+from shared.dataplane.api import PageStore
+from shared.dataplane.arena import Arena
+from shared.engine import hf, servable
+from shared.engine.api import EngineConfig
+from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Span
+from shared.engine.hardware import Hardware, choose
+from shared.engine.paged import DTYPES, MirroredPages, Pages, SharedPages
+from shared.engine.sampling import draw
+from shared.engine.steps import refusal
+from shared.engine.weights import weights_digest
+from shared.io.models import ModelPath, resolve_model
+from shared.protocol.errors import Invalid
+from shared.protocol.model import KVLayout, ModelSpec
+from shared.protocol.sampling import SamplingParams
+
+Progress = Callable[[str, float], None]
+OnLayer = Callable[[int], None]
+
+_COSMETIC = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+    }
+)
+"""Entries of config.json that change nothing about KV."""
+
+
+class ModelEngine:
+    """Implements engine.api.Engine."""
+
+    def __init__(
+        self, model: Any, spec: ModelSpec, arena: Arena, pages: Pages, backend: AttentionBackend
+    ) -> None:
+        self.spec = spec
+        self.store: PageStore = arena
+        self._arena = arena
+        self._model = model
+        self._pages = pages
+        self._backend = backend
+        self._closed = False
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Progress, hardware: Hardware | None = None) -> ModelEngine:
+        """Raises Invalid if the model is not here or cannot be served; see load.load_engine. `hardware` overrides
+        what the configuration's backend and dtype would choose."""
+        found = resolve_model(config.model)
+        folder = Path(found.path)
+        progress("reading the configuration", 0.0)
+        model_config = servable.read_config(folder)
+        servable.require_servable(model_config)
+        servable.require_whole_weights(folder)
+        hardware = hardware or choose(config.backend, config.dtype)
+        layout = servable.kv_layout(model_config, config.block_tokens, hardware.dtype)
+        if config.kv_bytes < layout.block_bytes:
+            raise Invalid(
+                f"kv_bytes {config.kv_bytes} hold no block of {layout.block_bytes} bytes", param="kv_bytes"
+            )
+        if config.threads > 0:
+            torch.set_num_threads(config.threads)
+        progress("digesting the weights", 0.05)
+        spec = _spec(found, model_config, layout, config.salt)
+        progress("loading the weights", 0.1)
+        model = hf.load_model(folder, DTYPES[hardware.dtype], hardware.device)
+        attention = hf.probe(model)
+        if (attention.layers, attention.kv_heads, attention.head_dim) != (
+            layout.layers,
+            layout.kv_heads,
+            layout.head_dim,
+        ):
+            raise Invalid(f"the model computes other KV ({attention}) than its configuration says ({layout})")
+        arena = Arena(
+            layout,
+            config.kv_bytes // layout.block_bytes,
+            progress=lambda done, total: progress("touching the KV pages", 0.5 + 0.4 * done / total),
+        )
+        engine = cls(model, spec, arena, *_attention(arena, attention, hardware))
+        progress("trying one token", 0.9)
+        engine._require_sound()
+        progress("ready", 1.0)
+        return engine
+
+    def run(self, sequences: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[SequenceResult]:
+        errors = [refusal(sequence, self.spec, self.store.pages) for sequence in sequences]
+        good = [sequence for sequence, error in zip(sequences, errors, strict=True) if not error]
+        done = iter(self._run(good, on_layer))
+        return [
+            SequenceResult(sequence.attempt, error=error) if error else next(done)
+            for sequence, error in zip(sequences, errors, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Idempotent. The engine cannot run afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        del self._model, self._pages, self._backend  # tensors over the arena would keep its memory
+        self._arena.close()
+
+    def _run(self, sequences: Sequence[SequenceStep], on_layer: OnLayer | None) -> list[SequenceResult]:
+        if not sequences:
+            if on_layer is not None:
+                for layer in range(self.spec.layout.layers):
+                    on_layer(layer)
+            return []
+        batch = _pack(sequences, self.spec.layout.block_tokens)
+        for sequence, span in zip(sequences, batch.spans, strict=True):
+            self._pages.prepare(
+                sequence.attempt, span.pages, blocks_for(span.start, self.spec.layout.block_tokens)
+            )
+        sampled = [i for i, sequence in enumerate(sequences) if sequence.sample is not None]
+        ends = [batch.spans[i].end for i in sampled]
+        with torch.inference_mode():
+            logits = self._logits(sequences, batch, [batch.spans[i].rows.stop - 1 for i in sampled], on_layer)
+            params = [sample for sequence in sequences if (sample := sequence.sample) is not None]
+            drawn = iter(draw(logits.float(), params, ends) if sampled else [])
+        results = []
+        for sequence in sequences:
+            if sequence.sample is None:
+                results.append(SequenceResult(sequence.attempt))
+                continue
+            token = next(drawn)
+            results.append(
+                SequenceResult(
+                    sequence.attempt,
+                    () if token.error else (token.token,),
+                    () if token.logprob is None else (token.logprob,),
+                    token.error,
+                )
+            )
+        return results
+
+    def _logits(
+        self,
+        sequences: Sequence[SequenceStep],
+        batch: AttentionBatch,
+        keep: list[int],
+        on_layer: OnLayer | None,
+    ) -> torch.Tensor:
+        device = self._model.device
+        ids = [token for sequence in sequences for token in unpack_tokens(sequence.token_ids)]
+        self._backend.plan(batch)
+        written = _written(batch, self.spec.layout.block_tokens)
+        step = _Step(self._backend, self._pages, written, on_layer)
+        logits = hf.forward(
+            self._model,
+            torch.tensor(ids, dtype=torch.long, device=device),
+            torch.tensor(list(batch.positions()), dtype=torch.long, device=device),
+            torch.tensor(keep, dtype=torch.long, device=device),
+            step,
+        )
+        if on_layer is None:
+            self._pages.publish(0, self.spec.layout.layers - 1, written)
+        return logits
+
+    def _require_sound(self) -> None:
+        step = SequenceStep("warm-up", 0, 1, bytes(4), (0,), SamplingParams(temperature=0.0))
+        (result,) = self.run([step])
+        if result.error:
+            raise Invalid(f"the model's weights are damaged: {result.error} after one token", param="model")
+
+
+class _Step:
+    """One forward pass: what every layer calls instead of its own attention."""
+
+    def __init__(
+        self, backend: AttentionBackend, pages: Pages, written: Sequence[int], on_layer: OnLayer | None
+    ) -> None:
+        self._backend = backend
+        self._pages = pages
+        self._written = written
+        self._on_layer = on_layer
+
+    def attend(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        self._backend.append(layer, keys, values)
+        if self._on_layer is not None:
+            self._pages.publish(layer, layer, self._written)
+            self._on_layer(layer)
+        return self._backend.run(layer, queries)
+
+
+def _pack(sequences: Sequence[SequenceStep], block_tokens: int) -> AttentionBatch:
+    spans, row = [], 0
+    for sequence in sequences:
+        end = sequence.start + sequence.tokens
+        spans.append(Span(sequence.start, end, sequence.pages[: blocks_for(end, block_tokens)], row))
+        row += sequence.tokens
+    return AttentionBatch(tuple(spans))
+
+
+def _written(batch: AttentionBatch, block_tokens: int) -> list[int]:
+    """The pages that a step writes into."""
+    return [page for span in batch.spans for page in span.pages[span.start // block_tokens :]]
+
+
+def _attention(arena: Arena, seen: hf.Attention, hardware: Hardware) -> tuple[Pages, AttentionBackend]:
+    shape = AttentionShape(
+        seen.query_heads, seen.kv_heads, seen.head_dim, arena.layout.block_tokens, seen.scale
+    )
+    pages: Pages = MirroredPages(arena, hardware.device) if hardware.mirrored else SharedPages(arena)
+    return pages, hardware.backend(shape, pages.layers)
+
+
+def _spec(found: ModelPath, config: Any, layout: KVLayout, salt: str) -> ModelSpec:
+    folder = Path(found.path)
+    facts = {key: value for key, value in config.to_dict().items() if key not in _COSMETIC}
+    return ModelSpec(
+        name=found.name,
+        path=found.path,
+        vocab_size=config.vocab_size,
+        context_tokens=config.max_position_embeddings,
+        eos_token_ids=hf.eos_token_ids(folder, config),
+        layout=layout,
+        namespace=namespace_digest(
+            weights=weights_digest(folder),
+            config=json.dumps(facts, sort_keys=True, default=str),
+            dtype=layout.dtype,
+            block_tokens=layout.block_tokens,
+            salt=salt,
+        ),
+    )

@@ -1,0 +1,30 @@
+"""Tiny models with random weights, in Hugging Face format, for tests that need real layers and no real text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+    "eos_token_id": 257,
+}
+
+
+def save_tiny(folder: Path, kind: str = "Llama", **config: Any) -> Path:
+    """Save a random `<kind>ForCausalLM`; the same arguments give the same weights."""
+    torch.manual_seed(1)
+    settings = getattr(transformers, f"{kind}Config")(**{**SIZES, **config})
+    getattr(transformers, f"{kind}ForCausalLM")(settings).to(torch.bfloat16).save_pretrained(folder)
+    return folder
