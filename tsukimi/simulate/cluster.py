@@ -105,9 +105,8 @@ class SimulatedCluster:
         for node in (*self.caches.values(), *self.workers.values()):
             self.timeline.at(0.0, self._to_conductor, NodeAnnounced(node.info()))
             self.timeline.at(0.0, self._report, node)
-        for request in self._requests:
-            self.timeline.at(request.arrival_s, self.gateway.arrived, request)
         self.timeline.at(TICK_S, self._tick)
+        self._expect(0)
         self.timeline.run()
 
     def check(self) -> None:
@@ -216,6 +215,15 @@ class SimulatedCluster:
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
         self.timeline.send(self.gateway.took_tokens, (node, deltas))
+
+    def _expect(self, number: int) -> None:
+        """The next request of the trace."""
+        if number < len(self._requests):
+            self.timeline.at(self._requests[number].arrival_s, self._arrived, number)
+
+    def _arrived(self, number: int) -> None:
+        self._expect(number + 1)
+        self.gateway.arrived(self._requests[number])
 
     def _ended(self) -> None:
         if self._progressed is not None:

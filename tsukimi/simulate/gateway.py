@@ -48,6 +48,8 @@ class SimulatedGateway:
         self._ended = ended
         self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
         """By the attempt that is going on, with the request's number."""
+        self._middles: dict[AttemptId, tuple[int, list[int]]] = {}
+        """Tokens held back, with the index of the first."""
         self._asks: dict[Ask, tuple[RequestMachine, int, Callable[[Any], Any]]] = {}
         """Questions out: who asked, and how an answer becomes an event."""
         self._ask = 0
@@ -75,13 +77,23 @@ class SimulatedGateway:
         self._feed(machine, number, as_event(answer[1]))
 
     def took_tokens(self, tokens: tuple[NodeRef, tuple[TokenDelta, ...]]) -> None:
-        """A TokenBatch arrived."""
+        """A TokenBatch arrived. Tokens in the middle of an answer decide nothing: they are handed over with its last."""
         ref, deltas = tokens
         for delta in deltas:
-            found = self._machines.get(delta.attempt)
-            if found is not None:
-                event = ev.TokensArrived(delta.attempt, ref.node, ref.incarnation, delta)
-                self._feed(*found, event)
+            attempt = delta.attempt
+            found = self._machines.get(attempt)
+            if found is None:
+                continue
+            if attempt in self._middles:
+                index, middle = self._middles[attempt]
+                middle += delta.tokens
+                if delta.finish is None:
+                    continue
+                del self._middles[attempt]
+                delta = TokenDelta(attempt, index, tuple(middle), (), delta.finish, delta.error)
+            elif delta.finish is None:  # the first ones go ahead
+                self._middles[attempt] = (delta.index + len(delta.tokens), [])
+            self._feed(*found, ev.TokensArrived(attempt, ref.node, ref.incarnation, delta))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
