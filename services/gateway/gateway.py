@@ -29,7 +29,7 @@ from shared.core.machine import Event
 from shared.core.worker import BusLost
 from shared.io.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.errors import Overloaded, TsukimiError, Unavailable
+from shared.protocol.errors import Cancelled, Overloaded, TsukimiError, Unavailable
 from shared.protocol.ids import AttemptId, RequestId, new_request_id, request_of
 from shared.protocol.requests import CancelAttempt, TokenBatch
 
@@ -85,6 +85,9 @@ class Gateway:
                 if not self._bus.connected:
                     generation.feed_all(BusLost())
                 yield generation, tracked
+            except Cancelled as e:
+                generation.leave(e.message)
+                raise
             finally:
                 await generation.close()
                 del self.running[request.id]

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_CONNECTION_S = 75
+SEND_BUFFER_BYTES = 128 << 10
+"""Of the kernel, for one connection: it would let a client that reads slowly have megabytes."""
 
 
 def routes(gateway: Gateway) -> Litestar:
@@ -157,6 +159,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # inherited by connections
         listener.bind((host, port))
     except OSError as e:
         listener.close()

@@ -102,6 +102,7 @@ class FakeNode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.work.clear()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
 
@@ -142,7 +143,7 @@ class FakeNode:
         await self.announce()
 
     async def _on_cancel(self, message: CancelAttempt) -> None:
-        self.cancelled[message.attempt] = message.reason
+        self.cancelled.setdefault(message.attempt, message.reason)
         if (work := self.work.pop(message.attempt, None)) is not None:
             self.over[message.attempt] = work
 
