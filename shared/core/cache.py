@@ -66,7 +66,7 @@ class CacheMachine:
     """Implements Machine[CacheEvent]. The pool's keys are namespace + block key: namespaces never meet."""
 
     def __init__(self, config: CacheConfig) -> None:
-        self._config = config
+        self.config = config
         self._lay_out(config.pages)
         self._puts: dict[LandingId, _Put] = {}
         self._reads: dict[c.Lease, _Read] = {}
@@ -122,7 +122,7 @@ class CacheMachine:
         full = [event.namespace + key for key in event.keys]
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
         lacking = [i for i in range(len(here), len(full)) if self._is_lacking(full[i])]
-        share = int(self.pool.total * self._config.put_share) - self._put_pages
+        share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)
         self._count("blocks_refused", len(lacking) - len(pages))
@@ -133,7 +133,7 @@ class CacheMachine:
             wanted[i] = (page, full[i], full[i - 1] if i else None)
             self._coming[full[i]] = event.landing
         self._put_pages += len(pages)
-        self._puts[event.landing] = _Put(wanted, now + self._config.put_lease_s)
+        self._puts[event.landing] = _Put(wanted, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, tuple(wanted), tuple(pages))]
 
     def _is_lacking(self, key: BlockKey) -> bool:
@@ -143,7 +143,7 @@ class CacheMachine:
         for landing in landings:
             put = self._puts.get(landing)
             if put is not None and not put.fencing:
-                put.expires_at = now + self._config.put_lease_s
+                put.expires_at = now + self.config.put_lease_s
         return []
 
     def _commit_put(self, event: c.PutCommitted) -> list[Command]:
@@ -184,13 +184,13 @@ class CacheMachine:
     def _open_read(self, event: c.ReadOpened, now: float) -> list[Command]:
         self._count("reads")
         self._count("blocks_asked", len(event.keys))
-        room = max(0, int(self.pool.total * self._config.read_share) - self._read_pins)
+        room = max(0, int(self.pool.total * self.config.read_share) - self._read_pins)
         pages: list[int] = []
         if event.lease not in self._reads:
             pages = self.pool.match([event.namespace + key for key in event.keys[:room]])
         if pages:
             self._read_pins += len(pages)
-            self._reads[event.lease] = _Read(pages, now + self._config.read_lease_s)
+            self._reads[event.lease] = _Read(pages, now + self.config.read_lease_s)
             self._count("blocks_served", len(pages))
         return [c.GrantRead(event.lease, tuple(pages), tuple(self._checksums[page] for page in pages))]
 
@@ -219,7 +219,7 @@ class CacheMachine:
     def _changes(self) -> list[Command]:
         stored, removed = self.pool.take_changes()
         self._count("blocks_evicted", len(removed))
-        step = self._config.publish_keys
+        step = self.config.publish_keys
         commands: list[Command] = []
         for first in range(0, max(len(stored), len(removed)), step):
             self._seq += 1
@@ -228,7 +228,7 @@ class CacheMachine:
         return commands
 
     def _lay_out(self, pages: int) -> None:
-        self.pool = BlockPool(pages, POLICIES[self._config.eviction])
+        self.pool = BlockPool(pages, POLICIES[self.config.eviction])
         self._checksums = array.array("Q", bytes(8 * pages))
 
     def _count(self, name: str, amount: int = 1) -> None:

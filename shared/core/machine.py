@@ -18,6 +18,15 @@ class Event(Struct, frozen=True, tag=True):
     """Something that happened. Named in the past tense."""
 
 
+class MachineMade(Event, frozen=True):
+    """First in a recording, and after each restart: what the machine that follows was made of. Fed to nobody."""
+
+    machine: str
+    """Name of its class."""
+    config: bytes
+    """The config that makes it again, msgpack."""
+
+
 class Command(Struct, frozen=True, tag=True):
     """Something to do. Named in the imperative. One that runs ends in an event, failures included."""
 

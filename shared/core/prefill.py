@@ -62,6 +62,7 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
 
     def __init__(self, config: PrefillConfig) -> None:
         super().__init__(config)
+        self.config = config
         self._waiting: dict[AttemptId, PrefillSequence] = {}
         self._blocked: tuple[AttemptId, int] | None = None
         """The head of the queue that found too few pages, and how many there were."""

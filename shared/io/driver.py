@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 import structlog
 
-from shared.core.machine import Machine
+from shared.core.machine import Machine, MachineMade
 
 E = TypeVar("E")
 
@@ -35,7 +36,8 @@ class EventLog(Protocol):
 class Driver(Generic[E]):
     """Owns a machine on one event loop. Not thread-safe: from other threads use `loop.call_soon_threadsafe(feed, e)`.
 
-    `tasks` owns the awaitables that commands start; they end (or are cancelled) before it does.
+    `tasks` owns the awaitables that commands start; they end (or are cancelled) before it does. A recording begins with
+    MachineMade if the machine has a `config`, so that a replay can make it again.
     """
 
     def __init__(
@@ -56,6 +58,9 @@ class Driver(Generic[E]):
         self._events: deque[E] = deque()
         self._feeding = False
         self._bug: BaseException | None = None
+        if recorder is not None and (config := getattr(machine, "config", None)) is not None:
+            made = MachineMade(machine=type(machine).__name__, config=msgspec.msgpack.encode(config))
+            recorder.record(self._now, made, [])
 
     def feed(self, event: E) -> None:
         """Handle the event now, or after the events before it when called from within a command.

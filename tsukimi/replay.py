@@ -1,0 +1,148 @@
+"""Replays what a live node's machine was fed, and compares what it orders now with what it ordered then.
+
+A recording (a service's `--record FILE`) says what machine it is of. Identical commands show that the decisions of a live run are
+those of the machine alone: no clock, no chance, no order of arrival that is not in the recording.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from shared.core import (
+    cache,
+    cache_events,
+    conductor,
+    conductor_events,
+    decode,
+    prefill,
+    steps,
+    transfers,
+    worker,
+)
+from shared.core.machine import Command, Event, MachineMade
+from shared.io.recorder import read_recording
+from tsukimi.errors import ToolError
+
+
+class Replayable(Struct, frozen=True):
+    machine: type
+    config: type
+    vocabulary: tuple[ModuleType, ...]
+    """Where its events and commands are defined."""
+
+
+MACHINES = {
+    r.machine.__name__: r
+    for r in (
+        Replayable(conductor.ConductorMachine, conductor_events.ConductorConfig, (conductor_events, worker)),
+        Replayable(cache.CacheMachine, cache.CacheConfig, (cache_events, worker)),
+        Replayable(prefill.PrefillMachine, prefill.PrefillConfig, (worker, steps, transfers)),
+        Replayable(decode.DecodeMachine, decode.DecodeConfig, (worker, steps, transfers)),
+    )
+}
+
+
+class Difference(Struct, frozen=True):
+    """The first event that the machine answers otherwise."""
+
+    record: int
+    event: Any
+    recorded: list[Any]
+    replayed: list[Any]
+
+
+class Replay(Struct):
+    """How a replay went."""
+
+    machine: str
+    events: int = 0
+    commands: int = 0
+    restarts: int = 0
+    difference: Difference | None = None
+
+
+def replay(path: Path, *, check: bool = True) -> Replay:
+    """Stops at the first difference. `check`: also the machine's conservation laws, at the end. Raises ToolError."""
+    records = _records(path)
+    first = next(records, None)
+    if first is None or not isinstance(first[1], MachineMade):
+        raise ToolError(f"{path} is not the recording of a machine.")
+    result = Replay(machine=first[1].machine, restarts=-1)
+    machine: Any = None
+    for number, (now, event, recorded) in enumerate(_chain(first, records)):
+        if isinstance(event, MachineMade):
+            machine = _made(event)
+            result.restarts += 1
+            continue
+        replayed = machine.handle(event, now)
+        result.events += 1
+        result.commands += len(recorded)
+        if msgspec.msgpack.encode(replayed) != msgspec.msgpack.encode(recorded):
+            result.difference = Difference(number, event, recorded, replayed)
+            return result
+    if check:
+        machine.check()
+    return result
+
+
+def command(
+    recording: Annotated[Path, typer.Argument(help="A file written by a service's --record.")],
+) -> None:
+    """Replay a recorded node's events through its machine and compare the commands."""
+    result = replay(recording)
+    restarts = f", {result.restarts} restarts" if result.restarts else ""
+    typer.echo(f"{result.machine}: {result.events} events, {result.commands} commands{restarts}")
+    if result.difference is not None:
+        d = result.difference
+        raise ToolError(
+            f"record {d.record} is answered otherwise.\n  event    {d.event}\n  recorded {d.recorded}\n  replayed {d.replayed}"
+        )
+    typer.echo("identical")
+
+
+Record = tuple[float, Any, list[Any]]
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Decoded by the vocabulary of the machine that the recording begins with."""
+    try:
+        _, event, _ = next(read_recording(path, Any, Any))
+        name = event["machine"]
+    except (StopIteration, msgspec.MsgspecError, KeyError, TypeError) as e:
+        raise ToolError(f"{path} is not the recording of a machine.") from e
+    except OSError as e:
+        raise ToolError(f"{path}: {e.strerror}.") from e
+    if name not in MACHINES:
+        raise ToolError(f"{path} is of a {name}; there are {', '.join(MACHINES)}.")
+    modules = MACHINES[name].vocabulary
+    events = _union(Event, modules) | MachineMade
+    yield from read_recording(path, events, _union(Command, modules))
+
+
+def _union(base: type, modules: tuple[ModuleType, ...]) -> Any:
+    found = {
+        cls: None
+        for module in modules
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base
+    }
+    return functools.reduce(operator.or_, found)
+
+
+def _made(event: MachineMade) -> Any:
+    kind = MACHINES[event.machine]
+    return kind.machine(msgspec.msgpack.decode(event.config, type=kind.config))
+
+
+def _chain(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
+    yield first
+    yield from rest
