@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import httpx
+
 from shared.protocol.cluster import NodeInfo, NodeLoad
 from shared.protocol.ids import Role
 from tests.support.nats import NatsServer
@@ -138,9 +140,14 @@ class Cluster:
         self.start(node)
 
     def wait_ready(self, *nodes: str, timeout_s: float = 120.0) -> None:
-        """Until these nodes (default: all) have announced, in the life last started, that they are ready."""
+        """Until these nodes (default: all) have announced, in the life last started, that they are ready; by default
+        also until every gateway knows so many ready nodes that it serves."""
         for node in nodes or tuple(self._roles):
             self.wait_for(lambda node=node: self._ready(node), timeout_s, f"{node} is ready")  # type: ignore[misc]
+        if not nodes and self.nodes("decode"):
+            for node in self.nodes("gateway"):
+                url = f"http://{self.infos[node].http}/ready"
+                self.wait_for(lambda url=url: _serves(url), timeout_s, f"{node} serves")  # type: ignore[misc]
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Until no node runs, queues or holds anything."""
@@ -206,6 +213,13 @@ class Cluster:
 
 def _idle(load: NodeLoad) -> bool:
     return load.running == load.waiting == load.kv_blocks_held == 0 and not load.attempts
+
+
+def _serves(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _free_port() -> int:
