@@ -39,6 +39,7 @@ class GatewayApp:
             ref=ref,
             role="gateway",
             stage=self._stage,
+            detail="waiting for a model to be announced" if self._stage == "loading" else "",
             pid=os.getpid(),
             max_running=self._config.max_running,
             http=self.address,
@@ -59,6 +60,9 @@ class GatewayApp:
         await self.gateway.start()
         await self._nats.start()
         self._serving = self._context.tasks.create_task(self._server.run_until_closed())
+        self._stage = "loading"
+        await self._context.announce_now()
+        await self.gateway.cluster.some_model.wait()
         self._stage = "ready"
         await self._context.announce_now()
 

@@ -43,6 +43,8 @@ class Cluster:
         self.members = Membership(lost_after_s)
         self.models: dict[str, ServedModel] = {}
         """By name. A model once served stays: its nodes may come back before a request's time is up."""
+        self.some_model = asyncio.Event()
+        """Set once a model is served."""
         self.problem = ""
         """Why an announced model can't be served here."""
         self._bus = bus
@@ -162,6 +164,7 @@ class Cluster:
             self._wanted.pop(name)
             self.problem = ""
             self.models[name] = ServedModel(spec, text)
+            self.some_model.set()
             log.info("model_served", model=name, path=spec.path, context_tokens=spec.context_tokens)
 
 

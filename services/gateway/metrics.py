@@ -25,7 +25,7 @@ from shared.core.membership import Member
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, TsukimiError
 
 log = structlog.get_logger(__name__)
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Outcome = Literal["ok", "error", "aborted", "rejected"]
 TOKEN_KINDS = ("prompt", "cached", "completion")
@@ -145,7 +145,7 @@ class Metrics:
         machines = [choice.machine for choice in generation.choices]
         attempts = sum(m.attempts for m in machines)
         self.count("attempts", attempts)
-        self.count("failovers", attempts - len(machines))
+        self.count("retries", attempts - len(machines))
         self.count("questions", sum(m.syncs for m in machines))
         self.count("tokens_late", sum(m.late for m in machines))
         self.count("tokens_repeated", sum(m.order.duplicates for m in machines))

@@ -55,7 +55,7 @@ async def test_pitfall_4_1_a_decode_node_is_killed(cluster: FakeCluster) -> None
         await cluster.decodes[0].stop()
 
     await undisturbed_and(cluster, kill)
-    assert cluster.sample("tsukimi_gateway_events_total", event="failovers") >= 1
+    assert cluster.sample("tsukimi_gateway_events_total", event="retries") >= 1
 
 
 async def test_pitfall_3_16_a_decode_node_comes_back_under_its_name(cluster: FakeCluster) -> None:

@@ -125,11 +125,12 @@ async def fake_cluster(open_bus: OpenBus, **config: Any) -> AsyncIterator[FakeCl
     app = GatewayApp(Context(bus, settings, incarnation, group, presence, None), settings)
     cluster = FakeCluster(open_bus, app)
     await presence.begin(app, group)
-    await app.start()
+    starting = asyncio.create_task(app.start())
     await cluster.add_conductor()
     await cluster.add_prefill()
     await cluster.add_decode()
     try:
+        await starting
         await cluster.ready()
         yield cluster
     finally:
