@@ -197,7 +197,7 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
     def _on_landing_failed(self, event: LandingFailed, now: float) -> None:
         sequence = self._landed(event)
         if sequence is not None:
-            self.counters["landings_failed"] = self.counters.get("landings_failed", 0) + 1
+            self.counters["landings_failed"] += 1
             self._end(sequence, now, "moved", event.error or "the KV did not arrive whole")
 
     def _on_landing_closed(self, event: LandingClosed, now: float) -> None:
@@ -277,7 +277,7 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
                 sequence, now, "failed", f"{self.worker.node} has no KV memory for a sequence of this length"
             )
             return False
-        self.counters["preempted"] = self.counters.get("preempted", 0) + 1
+        self.counters["preempted"] += 1
         self._give_up(youngest, now, "gave way: out of KV blocks")
         return youngest is not sequence
 

@@ -40,7 +40,8 @@ class BlockPool:
         self._cached = 0
         self._heap: list[tuple[tuple[int, ...], int, int]] = []
         self._clock = 0
-        self._changes: dict[BlockKey, bool] = {}
+        self._stored: dict[BlockKey, None] = {}
+        self._removed: dict[BlockKey, None] = {}
 
     # -- counts ----------------------------------------------------------------------------------------------------
 
@@ -135,8 +136,10 @@ class BlockPool:
         entry.key, entry.parent, entry.stored_at, entry.uses = key, parent, self._clock, 1
         self._by_key[key] = page
         if parent is not None:
-            self._children[parent] = self._children.get(parent, 0) + 1
-        self._note(key, True)
+            children = self._children
+            children[parent] = children.get(parent, 0) + 1
+        if self._removed.pop(key, True):
+            self._stored[key] = None
         return True
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
@@ -155,16 +158,11 @@ class BlockPool:
 
     def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
         """Net (stored, removed) keys since the last call."""
-        if not self._changes:
+        if not self._stored and not self._removed:
             return (), ()
-        stored = tuple(k for k, now_held in self._changes.items() if now_held)
-        removed = tuple(k for k, now_held in self._changes.items() if not now_held)
-        self._changes = {}
-        return stored, removed
-
-    def _note(self, key: BlockKey, held: bool) -> None:
-        if self._changes.pop(key, held) == held:  # nothing noted yet; the opposite noted means: no net change
-            self._changes[key] = held
+        changes = tuple(self._stored), tuple(self._removed)
+        self._stored, self._removed = {}, {}
+        return changes
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
@@ -180,43 +178,38 @@ class BlockPool:
         heapq.heappush(self._heap, (self._policy.rank(page), page.stamp, number))
 
     def _evict_one(self) -> None:
+        pages = self._pages
         while self._heap:
             _, stamp, number = heapq.heappop(self._heap)
-            page = self._pages[number]
-            if page.stamp != stamp:
-                continue
-            page.stamp = 0
-            if page.key not in self._children:
+            page = pages[number]
+            if page.stamp == stamp and page.key not in self._children:
                 self._evict(number, page)
                 return
         # Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it).
-        ranked = (
-            (self._policy.rank(p), n) for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None
-        )
+        ranked = ((self._policy.rank(p), n) for n, p in enumerate(pages) if p.refs == 0 and p.key is not None)
         number = min(ranked)[1]
-        self._evict(number, self._pages[number])
+        self._evict(number, pages[number])
 
     def _evict(self, number: int, page: _Page) -> None:
         key, parent = page.key, page.parent
         assert key is not None
         del self._by_key[key]
-        self._note(key, False)
+        if self._stored.pop(key, True):
+            self._removed[key] = None
         page.key = page.parent = None
         page.stamp = 0
         self._cached -= 1
         self._free.append(number)
-        if parent is not None:
-            self._lose_child(parent)
-
-    def _lose_child(self, parent: BlockKey) -> None:
+        if parent is None:
+            return
         left = self._children[parent] - 1
         if left:
             self._children[parent] = left
             return
         del self._children[parent]
-        number = self._by_key.get(parent)
-        if number is not None and self._pages[number].refs == 0:
-            self._offer(number, self._pages[number])
+        above = self._by_key.get(parent)
+        if above is not None and self._pages[above].refs == 0:
+            self._offer(above, self._pages[above])
 
     # -- laws ------------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
         elif event.ok and sequence.handoff_committed:
             self._end(sequence, now)
         else:
-            self.counters["handoffs_failed"] = self.counters.get("handoffs_failed", 0) + 1
+            self.counters["handoffs_failed"] += 1
             self._end(sequence, now, "moved", event.error or "the hand-over failed")
 
     # -- ending ----------------------------------------------------------------------------------------------------

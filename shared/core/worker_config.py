@@ -42,5 +42,6 @@ COUNTERS = (
     "ended_stop", "ended_length", "ended_moved", "ended_failed", "ended_quietly",
     "steps", "steps_failed", "prompt_tokens_computed", "tokens_generated", "cached_tokens",
     "fetched_tokens", "fetches_failed", "blocks_pooled", "pool_writes_failed",
+    "handoffs_failed", "landings_failed", "preempted",
 )  # fmt: skip
 """Monotonic totals of every worker. ended_quietly: handed over or cancelled."""

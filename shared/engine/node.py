@@ -115,7 +115,7 @@ class Node(ABC):
             stage=self._stage,
             detail=self._detail,
             pid=os.getpid(),
-            model=self._engine.spec if self._engine is not None and self._stage != "loading" else None,
+            model=self._engine.spec if self._engine is not None else None,
             kv_blocks=self._engine.store.pages if self._engine is not None else 0,
             max_running=machine.worker.max_running if machine is not None else 0,
             max_waiting=machine.worker.max_waiting if machine is not None else 0,
