@@ -102,7 +102,8 @@ class WriteStream(Protocol):
 
     def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
         """Queue one layer of blocks, (index in the landing, own page) each. Returns at once unless the
-        bounded queue is full, then waits. The pages must stay as they are until commit or abort has
+        bounded queue is full, then waits. A slice may be written again, and its page may change until then (a block
+        that the next chunk fills up); after its last write it must stay as it is until commit or abort has
         returned. Never raises on a lost peer: commit tells."""
         ...
 

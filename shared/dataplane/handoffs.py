@@ -33,9 +33,11 @@ class HandoffEnding:
         self._calls.soon(self._tell, LandingCommit(landing.id, False, b"", error))
 
     def _tell(self, commit: LandingCommit) -> None:
-        if not self.abandoned:
-            self._on_commit(commit)
-        self._table.remove(commit.landing)
+        try:
+            if not self.abandoned:
+                self._on_commit(commit)
+        finally:
+            self._table.remove(commit.landing)
 
 
 class Handoffs:

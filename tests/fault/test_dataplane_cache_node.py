@@ -19,6 +19,7 @@ from shared.protocol.errors import Refused
 from shared.protocol.ids import NodeRef
 from tests.support.cluster import Cluster, cluster
 from tests.support.endpoints import HOSTS, LAYOUT, NAMESPACE, Site, eventually, site
+from tsukimi.replay import replay
 
 KEYS = [bytes([i]) * 16 for i in range(40)]
 LAYERS = range(LAYOUT.layers)
@@ -37,6 +38,23 @@ def one(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture(params=["tcp", "shm"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+async def test_a_recorded_life_replays_to_the_same_commands(tmp_path: Path) -> None:
+    fields = {"cache": {**FIELDS, "record": str(tmp_path / "record")}}
+    with cluster(tmp_path, gateway=0, conductor=0, prefill=0, decode=0, cache=1, fields=fields) as c:  # type: ignore[arg-type]
+        async with site("p", "tcp") as node:
+            for first in (0, 10, 20, 25):
+                await put(node, ref_of(c), KEYS[first : first + 15])
+                await node.endpoint.fetch(ref_of(c), NAMESPACE, KEYS[first : first + 15], range(15))
+            dying = await node.endpoint.open_put(ref_of(c), NAMESPACE, [b"x" * 16])
+            dying.write(0, [(0, 0)])
+            await eventually(lambda: c.loads["cache-0"].counters.get("puts_expired") == 1)
+        c.term("cache-0")
+    result = replay(tmp_path / "record")
+    assert result.difference is None
+    assert result.machine == "CacheMachine"
+    assert result.commands > 15
 
 
 def ref_of(c: Cluster) -> NodeRef:

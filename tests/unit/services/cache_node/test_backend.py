@@ -1,0 +1,66 @@
+"""The data plane's questions to the machine, and layouts over a pool's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.cache_node.app import lay_out
+from services.cache_node.backend import MachineBackend
+from shared.core.cache import CacheConfig, CacheEvent, CacheMachine
+from shared.dataplane.api import PoolBackend
+from shared.dataplane.memory import Memory
+from shared.protocol.errors import Refused, Unavailable
+from shared.protocol.model import KVLayout
+
+KEYS = [bytes([i]) * 16 for i in range(4)]
+LAYOUT = KVLayout(layers=2, kv_heads=1, head_dim=4, block_tokens=4, dtype="float32", dtype_bytes=4)
+
+
+def backend() -> MachineBackend:
+    machine = CacheMachine(CacheConfig(pages=8))
+
+    def feed(event: CacheEvent) -> None:
+        for command in machine.handle(event, 0.0):
+            answer: Any = command
+            if type(answer).__name__ in ("GrantPut", "ConfirmPut", "GrantRead"):
+                asked.answer(answer)
+        machine.check()
+
+    asked = MachineBackend(feed)
+    return asked
+
+
+def test_a_put_and_a_read_go_round() -> None:
+    pool: PoolBackend = backend()
+    grant = pool.open_put(b"n", KEYS)
+    assert grant.wanted == (0, 1, 2, 3)
+    assert pool.commit_put(grant.landing, {0: 5, 1: 6}) == 2
+    assert pool.commit_put(grant.landing, {0: 5}) == 0
+    read = pool.open_read(b"n", KEYS)
+    assert (read.pages, read.checksums) == (grant.pages[:2], (5, 6))
+    pool.close_read(read.lease)
+    pool.close_read(read.lease)
+    pool.abort_put(b"unknown")
+    assert pool.open_put(b"n", KEYS).landing != grant.landing
+
+
+def test_a_closed_one_grants_nothing_but_lets_puts_end() -> None:
+    pool = backend()
+    grant = pool.open_put(b"n", KEYS)
+    pool.closed = True
+    with pytest.raises(Unavailable):
+        pool.open_put(b"n", KEYS)
+    with pytest.raises(Unavailable):
+        pool.open_read(b"n", KEYS)
+    assert pool.commit_put(grant.landing, {0: 1}) == 1
+
+
+def test_as_many_pages_as_fit_and_none_is_refused() -> None:
+    memory = Memory(3 * LAYOUT.block_bytes + 5)
+    assert lay_out(memory, LAYOUT).pages == 3
+    huge = KVLayout(layers=2, kv_heads=99, head_dim=128, block_tokens=16, dtype="float32", dtype_bytes=4)
+    with pytest.raises(Refused, match="does not fit a pool"):
+        lay_out(memory, huge)
+    memory.close()
