@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.model import small_model  # noqa: F401
 from tests.support.nats import NatsServer
 
 
