@@ -55,6 +55,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class AssistantMessage(Struct, frozen=True):
@@ -68,6 +69,7 @@ class ChatChoice(Struct, frozen=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -77,6 +79,8 @@ class CompletionChoice(Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Answer(Struct, frozen=True):
@@ -89,3 +93,4 @@ class Answer(Struct, frozen=True):
     system_fingerprint: str
     choices: list[Any]
     usage: UsageObject | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -12,6 +12,7 @@ from services.gateway.outbox import TokenEntry, Update
 from services.gateway.request import GenerateRequest
 from services.gateway.session import Usage
 from services.gateway.text import TextModel
+from shared.core.blocks import unpack_tokens
 
 
 class Answers:
@@ -32,14 +33,14 @@ class Answers:
     def chunks(self, update: Update) -> list[shapes.Answer]:
         """Greeting (chats), text, and end are chunks of their own."""
         choices: list[Any] = []
-        build = self._chat_chunk if self._chat else self._completion_chunk
+        build = self._chat_chunk if self._chat else self._completion_choice
         if self._chat and update.choice not in self._greeted:
             self._greeted.add(update.choice)
             choices.append(shapes.ChunkChoice(update.choice, shapes.Delta(role="assistant", content="")))
-        if update.text or update.entries:
-            choices.append(build(update.choice, update.text, update.entries, None))
+        if update.text or update.entries or update.ids:
+            choices.append(build(update, None))
         if update.finish:
-            choices.append(build(update.choice, "", [], update.finish))
+            choices.append(build(Update(update.choice), update.finish))
         return [self._chunk([choice], self._usage_field) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> shapes.Answer:
@@ -49,43 +50,57 @@ class Answers:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return self._answer(kind, choices, usage)
 
-    def _chat_chunk(
-        self, index: int, text: str, entries: list[TokenEntry], finish: str | None
-    ) -> shapes.ChunkChoice:
-        delta = shapes.Delta() if finish else shapes.Delta(content=text)
-        return shapes.ChunkChoice(index, delta, self._chat_logprobs(entries), finish)
-
-    def _completion_chunk(
-        self, index: int, text: str, entries: list[TokenEntry], finish: str | None
-    ) -> shapes.CompletionChoice:
-        return shapes.CompletionChoice(index, text, self._completion_logprobs(entries), finish)
+    def _chat_chunk(self, update: Update, finish: str | None) -> shapes.ChunkChoice:
+        delta = shapes.Delta() if finish else shapes.Delta(content=update.text)
+        logprobs = self._chat_logprobs(update.entries)
+        return shapes.ChunkChoice(update.choice, delta, logprobs, finish, self._ids(update))
 
     # -- whole answers -----------------------------------------------------------------------------------------------
 
     def whole(self, updates: Iterable[Update], usage: Usage) -> shapes.Answer:
         """`updates`: one per choice, each with everything."""
         ordered = sorted(updates, key=lambda u: u.choice)
-        choices: list[Any] = [
-            self._chat_choice(u) if self._chat else self._completion_choice(u) for u in ordered
-        ]
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._answer(kind, choices, usage_object(usage))
+        if not self._chat:
+            choices: list[Any] = [self._completion_choice(u, u.finish, whole=True) for u in ordered]
+            return self._answer("text_completion", choices, usage_object(usage))
+        prompt = self._prompt_ids(0)
+        choices = [self._chat_choice(u) for u in ordered]
+        return self._answer("chat.completion", choices, usage_object(usage), prompt)
 
     def _chat_choice(self, update: Update) -> shapes.ChatChoice:
         message = shapes.AssistantMessage(update.text)
-        return shapes.ChatChoice(
-            update.choice, message, self._chat_logprobs(update.entries), update.finish or "stop"
+        logprobs = self._chat_logprobs(update.entries)
+        return shapes.ChatChoice(update.choice, message, logprobs, update.finish or "stop", self._ids(update))
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _completion_choice(
+        self, update: Update, finish: str | None, whole: bool = False
+    ) -> shapes.CompletionChoice:
+        logprobs = self._completion_logprobs(update.entries)
+        prompt = self._prompt_ids(update.choice) if whole else UNSET
+        return shapes.CompletionChoice(
+            update.choice, update.text, logprobs, finish, self._ids(update), prompt
         )
 
-    def _completion_choice(self, update: Update) -> shapes.CompletionChoice:
-        logprobs = self._completion_logprobs(update.entries)
-        return shapes.CompletionChoice(update.choice, update.text, logprobs, update.finish)
+    def _ids(self, update: Update) -> list[int] | UnsetType:
+        return update.ids if self._request.wants_ids else UNSET
+
+    def _prompt_ids(self, choice: int) -> list[int] | UnsetType:
+        prompt = self._request.prompts[choice // self._request.n]
+        return unpack_tokens(prompt.tokens) if self._request.wants_ids else UNSET
 
     def _answer(
-        self, kind: str, choices: list[Any], usage: shapes.UsageObject | UnsetType | None
+        self,
+        kind: str,
+        choices: list[Any],
+        usage: shapes.UsageObject | UnsetType | None,
+        prompt: list[int] | UnsetType = UNSET,
     ) -> shapes.Answer:
         r = self._request
-        return shapes.Answer(self._id, kind, r.created, r.spec.name, self._fingerprint, choices, usage)
+        return shapes.Answer(
+            self._id, kind, r.created, r.spec.name, self._fingerprint, choices, usage, prompt
+        )
 
     # -- logprobs ----------------------------------------------------------------------------------------------------
 
@@ -134,4 +149,5 @@ def merge(updates: Iterable[Update], into: dict[int, Update]) -> None:
         known = into.setdefault(update.choice, Update(update.choice))
         known.text += update.text
         known.entries += update.entries
+        known.ids += update.ids
         known.finish = update.finish or known.finish

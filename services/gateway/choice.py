@@ -41,6 +41,7 @@ class Choice:
         cancel: CancelAttempt,
         told: Callable[[Update], None],
         failed: Callable[[TsukimiError], None],
+        wants_ids: bool = False,
     ) -> None:
         self.index = index
         self.machine = machine
@@ -51,6 +52,7 @@ class Choice:
         self._cancel = cancel
         self._told = told
         self._failed = failed
+        self._wants_ids = wants_ids
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._ended = False
@@ -137,11 +139,13 @@ class Choice:
         update = Update(self.index)
         for token, logprob in zip(command.tokens, logprobs, strict=True):
             self.completion_tokens += 1
+            if self._wants_ids:
+                update.ids.append(token)
             self._text.push(token, logprob, update)
             if self._text.stopped:
                 update.finish = "stop"
                 break
-        if update.text or update.entries or update.finish:
+        if update.text or update.entries or update.ids or update.finish:
             self._told(update)
         if self._text.stopped:
             self._ended = True

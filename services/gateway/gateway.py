@@ -29,7 +29,7 @@ from shared.core.machine import Event
 from shared.core.worker import BusLost
 from shared.io.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.errors import Cancelled, Overloaded, TsukimiError, Unavailable
+from shared.protocol.errors import Cancelled, Invalid, Overloaded, TsukimiError, Unavailable
 from shared.protocol.ids import AttemptId, RequestId, new_request_id, request_of
 from shared.protocol.requests import CancelAttempt, TokenBatch
 
@@ -142,6 +142,10 @@ class Gateway:
             raise Unavailable(
                 "no model is ready yet: " + "; ".join(self.cluster.missing()), retry_after_s=2.0
             )
+        if checked.model is None and len(models) == 1:
+            return next(iter(models.values()))
+        if checked.model is None:
+            raise Invalid(f"model: must name one of {', '.join(sorted(models))}", param="model")
         served = models.get(checked.model)
         if served is None:
             raise UnknownModel(

@@ -30,11 +30,17 @@ class Update(Struct):
     text: str = ""
     entries: list[TokenEntry] = []
     """Empty unless logprobs are wanted."""
+    ids: list[int] = []
+    """All tokens made, told or not; empty unless wanted."""
     finish: FinishReason | None = None
 
     @property
     def size_bytes(self) -> int:
-        return len(self.text) + LOGPROB_BYTES * sum(1 + len(e.logprob.top) for e in self.entries)
+        return (
+            len(self.text)
+            + 8 * len(self.ids)
+            + LOGPROB_BYTES * sum(1 + len(e.logprob.top) for e in self.entries)
+        )
 
 
 class Outbox:
@@ -59,6 +65,7 @@ class Outbox:
         else:
             waiting.text += update.text
             waiting.entries += update.entries
+            waiting.ids += update.ids
             waiting.finish = update.finish
         self.size_bytes += update.size_bytes
         self._open -= update.finish is not None

@@ -34,6 +34,8 @@ class GenerateRequest(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
+    wants_ids: bool = False
+    """The client wants token ids beside the text."""
     created: int = 0
     """Unix time."""
 

@@ -63,6 +63,7 @@ class Generation:
                 cancel,
                 self._told,
                 self._failed,
+                request.wants_ids,
             )
             for i in range(request.choices)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 CHOICES_MOST = 128
 TOP_LOGPROBS_MOST = 20
@@ -20,7 +20,8 @@ class StreamOptions(Struct, frozen=True):
 
 
 class CommonBody(Struct, frozen=True, kw_only=True):
-    model: Annotated[str, Meta(min_length=1)]
+    model: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
+    """Extension: may be left out where only one is served."""
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -32,6 +33,8 @@ class CommonBody(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     """Extension: go on to max_tokens."""
+    return_token_ids: bool | None = None
+    """Extension: tell the token ids of prompt and answer."""
 
 
 class TextPart(Struct, frozen=True):

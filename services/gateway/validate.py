@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from services.gateway.body import convert
 from services.gateway.errors import ContextExceeded
@@ -30,8 +30,8 @@ class Checked(Struct, frozen=True):
     body: ChatBody | CompletionBody
 
     @property
-    def model(self) -> str:
-        return self.body.model
+    def model(self) -> str | None:
+        return None if isinstance(self.body.model, UnsetType) else self.body.model
 
     @property
     def chars(self) -> int:
@@ -99,6 +99,7 @@ def complete(
         stop=tuple(stop),
         stream=bool(body.stream),
         include_usage=bool(options is not None and options.include_usage),
+        wants_ids=bool(body.return_token_ids),
         created=created,
     )
 

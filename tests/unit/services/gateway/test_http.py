@@ -307,3 +307,22 @@ async def test_small_writes_leave_at_once(cluster: FakeCluster) -> None:
         accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     writer.close()
+
+
+async def test_token_ids_are_told_when_asked_for(cluster: FakeCluster) -> None:
+    body = chat("<<say:é>>", return_token_ids=True)
+    answer = (await cluster.http.post(CHAT, json=body)).json()
+    assert answer["choices"][0]["token_ids"] == [0xC3, 0xA9, 257]
+    assert answer["prompt_token_ids"][0] == 258
+    said = events(await lines(cluster, body | {"stream": True}))
+    assert [i for e in said for i in e["choices"][0].get("token_ids", [])] == [0xC3, 0xA9, 257]
+    plain = {"model": "toy", "prompt": "ab", "max_tokens": 3, "return_token_ids": True}
+    choice = (await cluster.http.post("/v1/completions", json=plain)).json()["choices"][0]
+    assert choice["prompt_token_ids"] == [97, 98]
+    assert bytes(choice["token_ids"]).decode() == choice["text"]
+
+
+async def test_the_only_model_need_not_be_named(cluster: FakeCluster) -> None:
+    body = chat()
+    del body["model"]
+    assert (await cluster.http.post(CHAT, json=body)).json()["model"] == "toy"
