@@ -22,8 +22,8 @@ WORDS = """
     moon river stone light paper garden winter letter window silver mountain bridge market summer candle forest
     music travel morning colour shadow kitchen teacher village picture weather harvest journey lantern feather
 """.split()  # noqa: SIM905
-COLD_QUESTION = "How many words are there?"
-WARM_QUESTIONS = ("Which word comes first?", "Which word do you like best?", "What is this about?")
+COLD_ENDING = "The first of these words"
+WARM_ENDINGS = ("The last of these words", "The best of these words", "All of these words")
 
 
 class Sample(Struct, frozen=True):
@@ -48,7 +48,7 @@ class PrefixReport(Struct, frozen=True):
 
 
 def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Console) -> PrefixReport:
-    """Each round: a new prefix (cold), then the same with another question (warm). Raises ToolError if nothing came."""
+    """Each round: a new prefix (cold), then the same with another ending (warm). Raises ToolError if nothing came."""
     rng = random.Random(uuid.uuid4().int)  # texts that no earlier run has left in the pool
     words = _calibrate(client, model, prefix_tokens, rng)
     samples: list[Sample] = []
@@ -57,9 +57,9 @@ def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Co
         task = progress.add_task("cold and warm", total=2 * rounds)
         for i in range(rounds):
             prefix = _text(rng, words)
-            for kind, question in (("cold", COLD_QUESTION), ("warm", WARM_QUESTIONS[i % 3])):
+            for kind, ending in (("cold", COLD_ENDING), ("warm", WARM_ENDINGS[i % 3])):
                 try:
-                    samples.append(_ask(client, model, prefix, question, i, kind))
+                    samples.append(_ask(client, model, prefix, ending, i, kind))
                 except ToolError as e:
                     failures += 1
                     progress.console.print(f"round {i}, {kind}: {e.message}")
@@ -82,7 +82,7 @@ def summarise(
 def _calibrate(client: Client, model: str, prefix_tokens: int, rng: random.Random) -> int:
     """How many words make so many tokens. Two small requests, which warm the engine up as well."""
     few, many = (
-        _ask(client, model, _text(rng, n), COLD_QUESTION, -1, "calibration").prompt_tokens for n in (50, 250)
+        _ask(client, model, _text(rng, n), COLD_ENDING, -1, "calibration").prompt_tokens for n in (50, 250)
     )
     return max(1, round(prefix_tokens * 200 / max(1, many - few)))
 
@@ -91,13 +91,13 @@ def _text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-def _ask(client: Client, model: str, prefix: str, question: str, round_: int, kind: str) -> Sample:
+def _ask(client: Client, model: str, prefix: str, ending: str, round_: int, kind: str) -> Sample:
     outcome = Outcome()
     body = {
-        "model": model, "temperature": 0, "max_tokens": 4,
-        "messages": [{"role": "system", "content": prefix}, {"role": "user", "content": question}],
+        "model": model, "prompt": f"{prefix}.\n\n{ending}",
+        "temperature": 0, "max_tokens": 4, "ignore_eos": True,
     }  # fmt: skip
-    for _ in client.stream_chat(body, outcome):
+    for _ in client.stream("/v1/completions", body, outcome):
         pass
     if outcome.ttft_s is None:
         raise ToolError("an answer without text")

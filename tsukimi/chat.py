@@ -33,8 +33,10 @@ class Chat:
         self.messages.append({"role": "user", "content": text})
         outcome = Outcome()
         answer = ""
-        pieces = self._client.stream_chat(
-            {"model": self._model, "messages": self.messages, **self._options}, outcome
+        pieces = self._client.stream(
+            "/v1/chat/completions",
+            {"model": self._model, "messages": self.messages, **self._options},
+            outcome,
         )
         try:
             for piece in pieces:
@@ -87,6 +89,6 @@ def repl(chat: Chat, console: Console) -> None:
             console.print(Text(HELP, style="dim"))
         elif line:
             try:
-                console.print(Text(describe(chat.say(line, console)), style="dim"))
+                console.print(Text(describe(chat.say(line, console)), style="dim"), soft_wrap=True)
             except ToolError as e:
                 console.print(Text(e.message, style="red"), soft_wrap=True)

@@ -60,12 +60,12 @@ class Client:
             raise ToolError(f"the gateway at {self.url} serves no model yet; see `tsukimi status`.")
         return str(models[0])
 
-    def stream_chat(self, body: dict[str, Any], outcome: Outcome) -> Iterator[str]:
-        """The answer's text piece by piece; `outcome` is complete at its end. Closing it cancels the request."""
+    def stream(self, path: str, body: dict[str, Any], outcome: Outcome) -> Iterator[str]:
+        """What a generation path answers, piece by piece; `outcome` is complete at its end. Closing it cancels."""
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         began = time.perf_counter()
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                     raise ToolError(_what_it_said(response))
@@ -97,7 +97,7 @@ def _take(chunk: dict[str, Any], outcome: Outcome) -> str:
         outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     text = ""
     for choice in chunk.get("choices", ()):
-        text += choice["delta"].get("content") or ""
+        text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         outcome.finish = choice.get("finish_reason") or outcome.finish
     return text
 

@@ -24,6 +24,7 @@ LISTEN_S = 1.5
 SETTLE_S = 0.6
 """At least; one heartbeat, so that a node whose announcement was lost shows up by its beat."""
 ROLES = ("gateway", "conductor", "prefill", "decode", "cache")
+COMPUTE = ("prefill", "decode")
 
 
 class NodeStatus(Struct, frozen=True):
@@ -93,7 +94,7 @@ class RollBook:
             waiting=sum(n.waiting for n in nodes if n.role != "gateway"),
             kv_blocks_held=sum(n.kv_blocks_held for n in nodes),
             kv_blocks_cached=sum(n.kv_blocks_cached for n in nodes),
-            hit_rate=hit_rate(*(n.counters for n in nodes)),
+            hit_rate=hit_rate(*(n.counters for n in nodes if n.role in COMPUTE)),
         )
 
 
@@ -121,7 +122,7 @@ def _node(info: NodeInfo, load: NodeLoad | None) -> NodeStatus:
         kv_blocks_held=load.kv_blocks_held if load is not None else 0,
         kv_blocks_cached=load.kv_blocks_cached if load is not None else 0,
         queue_s=load.queue_s if load is not None else 0.0, batch_tokens=load.batch_tokens if load is not None else 0,
-        hit_rate=hit_rate(counters), counters=counters,
+        hit_rate=hit_rate(counters) if info.role in COMPUTE else None, counters=counters,
     )  # fmt: skip
 
 

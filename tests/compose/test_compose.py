@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.compose.stack import Stack, docker, stack, why_no_engine
+from tests.compose.stack import MODEL, Stack, docker, stack, why_no_engine
 from tests.support.ask import Answer, body, follow
 from tests.support.readme import curl_line
 from tests.support.until import until
@@ -72,7 +72,7 @@ class Crowd:
         async with httpx.AsyncClient(base_url=self._cluster.url) as client, asyncio.TaskGroup() as tasks:
             for i in range(STREAMS):
                 prompt = f"The story of the old bridge number {i}, told from its beginning to its end:"
-                tasks.create_task(follow(client, body(prompt, NEW_TOKENS), self.answers[i]))
+                tasks.create_task(follow(client, body(prompt, NEW_TOKENS, model=MODEL), self.answers[i]))
             if then is not None:
                 await until(lambda: all(len(a.token_ids) >= 4 for a in self.answers), 120)
                 await asyncio.to_thread(then)

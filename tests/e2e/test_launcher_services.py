@@ -45,7 +45,7 @@ def test_pitfall_7_1_ready_means_that_the_model_answers(tmp_path: Path) -> None:
     try:
         launcher.start()
         wait_until(ready, 60, "/ready is 200")
-        answer = httpx.post(f"{url}/v1/completions", json=body("Hello", 3), timeout=30)
+        answer = httpx.post(f"{url}/v1/completions", json=body("Hello", 3, model="toy"), timeout=30)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 3
         assert seen <= {(200, 503), (200, 200)}, "/live is about the process, /ready about the service"
@@ -61,7 +61,7 @@ async def test_pitfall_7_3_sigterm_under_load_fails_no_request(cluster: Launched
     async with httpx.AsyncClient(base_url=cluster.url) as client, asyncio.TaskGroup() as tasks:
         for i in range(80):
             answers.append(Answer())
-            tasks.create_task(follow(client, body(f"Request {i} for {victim}", 24), answers[-1]))
+            tasks.create_task(follow(client, body(f"Request {i} for {victim}", 24, model="toy"), answers[-1]))
             if i == 20:
                 cluster.signal(victim, signal.SIGTERM)
             await asyncio.sleep(0.05)
@@ -83,7 +83,7 @@ def test_pitfall_7_3_a_gateway_told_to_stop_finishes_its_streams(tmp_path: Path)
         async def ask() -> None:
             async with httpx.AsyncClient(base_url=cluster.url) as client, asyncio.TaskGroup() as tasks:
                 for i, answer in enumerate(answers):
-                    tasks.create_task(follow(client, body(f"Before the end {i}", 200), answer))
+                    tasks.create_task(follow(client, body(f"Before the end {i}", 200, model="toy"), answer))
                 await until(lambda: all(a.token_ids for a in answers))
                 await asyncio.to_thread(cluster.tsukimi, "down")
 

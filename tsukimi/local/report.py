@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Protocol
 
@@ -11,6 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 STYLES = {"ready": "green", "failed": "bold red", "restarting": "yellow", "stopping": "dim", "stopped": "dim"}
+
+
+NUMBER = re.compile(r"\d+")
 
 
 class Report(Protocol):
@@ -39,8 +43,13 @@ class LineReport:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = time.monotonic()
+        self._steps: dict[str, str] = {}
 
     def stage(self, name: str, stage: str, detail: str) -> None:
+        step = f"{stage} {NUMBER.sub('', detail)}"
+        if self._steps.get(name) == step:
+            return  # only a percentage moved: the table shows that, lines would drown the rest
+        self._steps[name] = step
         self._line(f"{name:<12} {stage}{f' ({detail})' if detail else ''}", STYLES.get(stage, ""))
 
     def tell(self, name: str, text: str) -> None:

@@ -6,12 +6,14 @@ from tests.unit.tsukimi.gateway_double import gateway_double, text_chunks
 from tsukimi.client import Client, Outcome
 from tsukimi.errors import ToolError
 
+CHAT = "/v1/chat/completions"
+
 
 def test_text_usage_and_end_of_a_stream() -> None:
     with gateway_double() as gateway:
         gateway.chunks = text_chunks("Pa", "ris", ".")
         client, outcome = Client(gateway.url), Outcome()
-        assert list(client.stream_chat({"model": "toy", "messages": []}, outcome)) == ["Pa", "ris", "."]
+        assert list(client.stream(CHAT, {"model": "toy", "messages": []}, outcome)) == ["Pa", "ris", "."]
         client.close()
     assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (40, 32, 3)
     assert outcome.finish == "stop"
@@ -24,7 +26,7 @@ def test_pitfall_8_3_a_chunk_without_text_is_not_the_first_token() -> None:
     with gateway_double() as gateway:
         gateway.chunks = text_chunks()
         client, outcome = Client(gateway.url), Outcome()
-        assert list(client.stream_chat({}, outcome)) == []
+        assert list(client.stream(CHAT, {}, outcome)) == []
         client.close()
     assert outcome.ttft_s is None
 
@@ -34,7 +36,7 @@ def test_a_refusal_is_said_in_the_gateways_words() -> None:
         gateway.status = 429
         client = Client(gateway.url)
         with pytest.raises(ToolError, match="429: try later"):
-            list(client.stream_chat({}, Outcome()))
+            list(client.stream(CHAT, {}, Outcome()))
         client.close()
 
 
@@ -43,7 +45,7 @@ def test_an_error_in_the_stream_is_an_error() -> None:
         gateway.chunks = [*text_chunks("Pa")[:2], {"error": {"message": "lost it"}}]
         client = Client(gateway.url)
         with pytest.raises(ToolError, match="lost it"):
-            list(client.stream_chat({}, Outcome()))
+            list(client.stream(CHAT, {}, Outcome()))
         client.close()
 
 

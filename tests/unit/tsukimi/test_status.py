@@ -53,8 +53,7 @@ async def test_the_latest_beat_counts() -> None:
 def test_hit_rate_is_of_prompt_tokens() -> None:
     assert hit_rate({}) is None
     assert (
-        hit_rate({"prompt_tokens_computed": 30, "cached_tokens": 10}, {"prompt_tokens_computed": 0})
-        == 0.25
+        hit_rate({"prompt_tokens_computed": 30, "cached_tokens": 10}, {"prompt_tokens_computed": 0}) == 0.25
     )
 
 
