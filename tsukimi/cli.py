@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from shared.protocol.errors import TsukimiError
+from tsukimi import replay
 from tsukimi.errors import ToolError
 from tsukimi.local.rundir import RunDir
+from tsukimi.simulate.command import simulate
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -192,6 +194,10 @@ def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")]
     raise typer.Exit(
         subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode
     )
+
+
+app.command("simulate")(simulate)
+app.command("replay")(replay.command)
 
 
 def wide_console() -> Console:
