@@ -20,6 +20,7 @@ from shared.protocol.requests import Accepted, PrefillJob
 from tests.support.hand_gateway import GREEDY, HandGateway, hand_gateway
 from tests.support.nats import NatsServer
 from tests.support.sequences import Sequences
+from tsukimi.replay import replay
 
 BLOCK = 16
 SLICE_BYTES = 2 * BLOCK * 16
@@ -97,6 +98,23 @@ async def test_pitfall_3_10_and_2_1_every_length_by_every_way(cluster: HandGatew
     await cluster.idle("prefill-0", "decode-0")
     ends = cluster.counter("prefill-0", "ended_moved") + cluster.counter("decode-0", "ended_moved")
     assert ends == 0
+
+
+async def test_a_recorded_run_replays_to_identical_commands(gateway: HandGateway, tmp_path: Path) -> None:
+    nodes = ("cache-0", "prefill-0", "decode-0")
+    for node in nodes:
+        gateway.workers.start(node, record=str(tmp_path / f"{node}.events"))
+    await gateway.ready(*nodes)
+    await asyncio.gather(*(gateway.answer(prompt_of(20 + 9 * i), 12, local=i == 2) for i in range(5)))
+    cancelled = await gateway.submit(prompt_of(30), 5000)
+    await gateway.until(lambda: len(gateway.said(cancelled)) > 3, "tokens come")
+    await gateway.cancel(cancelled, "prefill-0", "decode-0")
+    await gateway.idle("prefill-0", "decode-0")
+    for node in nodes:
+        await asyncio.to_thread(gateway.workers.terminate(node).wait, 15.0)
+        result = replay(tmp_path / f"{node}.events")
+        assert result.events > 10
+        assert result.difference is None
 
 
 async def test_many_at_once_come_out_as_if_alone(cluster: HandGateway) -> None:
