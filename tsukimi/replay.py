@@ -1,7 +1,7 @@
 """Replays what a live node's machine was fed, and compares what it orders now with what it ordered then.
 
-A recording (a service's `--record FILE`) says what machine it is of. Identical commands show that the decisions of a live run are
-those of the machine alone: no clock, no chance, no order of arrival that is not in the recording.
+A recording (a service's `--record FILE`) says what machine it is of. Identical commands show that the decisions of a live
+run are those of the machine alone: no clock, no chance, no order of arrival that is not in the recording.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def command(
     if result.difference is not None:
         d = result.difference
         raise ToolError(
-            f"record {d.record} is answered otherwise.\n  event    {d.event}\n  recorded {d.recorded}\n  replayed {d.replayed}"
+            f"record {d.record} is answered otherwise.\n"
+            f"  event    {d.event}\n  recorded {d.recorded}\n  replayed {d.replayed}"
         )
     typer.echo("identical")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -64,7 +65,7 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     kv_tokens: int = 1_000_000
     """KV memory of each prefill and decode node."""
     keep_blocks: bool = False
-    """Whether prefill and decode nodes keep what they computed in own memory, beside the pool; in the papers they do not."""
+    """Whether prefill and decode nodes keep blocks in own memory, beside the pool; in the papers they do not."""
     pool_tokens: int = 3_000_000
     """Memory of each cache node."""
     chunk_tokens: int = 131_072
@@ -91,18 +92,21 @@ class SimulatedCluster:
         self.conductor = ConductorMachine(_conductor_config(config))
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}
-        self._requests = requests
+        self.requests = requests
         self._seqs: dict[NodeId, int] = {}
         self._reporting: set[NodeId] = set()
+        self._progressed: Callable[[int], None] | None = None
+        self.ended_s = 0.0
+        """When the last request ended."""
         namespace = namespace_digest(model=MODEL, cost=config.cost)
         self.gateway = SimulatedGateway(self, MODEL, namespace, self.measures, self._ended)
         self._build(namespace)
 
-    def run(self, progressed: Any = None) -> None:
+    def run(self, progressed: Callable[[int], None] | None = None) -> None:
         """`progressed(done)` is called after every request."""
         self._progressed = progressed
         self.timeline.at(0.0, self._to_conductor, ConductorStarted())
-        for node in (*self.caches.values(), *self.workers.values()):
+        for node in self._nodes():
             self.timeline.at(0.0, self._to_conductor, NodeAnnounced(node.info()))
             self.timeline.at(0.0, self._report, node)
         self.timeline.at(TICK_S, self._tick)
@@ -118,6 +122,9 @@ class SimulatedCluster:
         for worker in self.workers.values():
             worker.machine.check()
             assert worker.machine.pool.held == 0, f"{worker.ref.node} holds blocks for nobody"
+
+    def _nodes(self) -> list[SimulatedCache | SimulatedWorker]:
+        return [*self.caches.values(), *self.workers.values()]
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +150,9 @@ class SimulatedCluster:
         for i in range(config.prefill):
             ref = _ref("prefill", i, f"prefill-host-{i}")
             prefill = PrefillMachine(
-                PrefillConfig(node=ref.node, incarnation=ref.incarnation, max_running=config.max_prefills, **common)
+                PrefillConfig(
+                    node=ref.node, incarnation=ref.incarnation, max_running=config.max_prefills, **common
+                )
             )
             self._add(ref, prefill, spec)
         for i in range(config.decode):
@@ -205,7 +214,9 @@ class SimulatedCluster:
         name = node.ref.node
         self._reporting.discard(name)
         seq = self._seqs[name] = self._seqs.get(name, 0) + 1
-        load = node.load(seq) if isinstance(node, SimulatedCache) else node.machine.load(self.timeline.now, seq)
+        load = (
+            node.load(seq) if isinstance(node, SimulatedCache) else node.machine.load(self.timeline.now, seq)
+        )
         self._to_conductor(LoadReported(load))
 
     # -- everybody ---------------------------------------------------------------------------------------------------
@@ -218,22 +229,23 @@ class SimulatedCluster:
 
     def _expect(self, number: int) -> None:
         """The next request of the trace."""
-        if number < len(self._requests):
-            self.timeline.at(self._requests[number].arrival_s, self._arrived, number)
+        if number < len(self.requests):
+            self.timeline.at(self.requests[number].arrival_s, self._arrived, number)
 
     def _arrived(self, number: int) -> None:
         self._expect(number + 1)
-        self.gateway.arrived(self._requests[number])
+        self.gateway.arrived(self.requests[number])
 
     def _ended(self) -> None:
+        self.ended_s = self.timeline.now
         if self._progressed is not None:
             self._progressed(self.measures.done)
 
     def _tick(self, _: Any) -> None:
         """Heartbeats and clocks, while there is something to wait for."""
-        if self.measures.done == len(self._requests):
+        if self.measures.done == len(self.requests):
             return
-        for node in (*self.caches.values(), *self.workers.values()):
+        for node in self._nodes():
             node.feed(Ticked())
             self._report(node)
         self._to_conductor(Ticked())

@@ -22,7 +22,7 @@ Ran = Callable[[tuple[AttemptId, ...], float, int, float, float], None]
 
 
 class _Run:
-    __slots__ = ("command", "growth_s", "kv_tokens", "started_s", "steps", "step_s")
+    __slots__ = ("command", "growth_s", "kv_tokens", "started_s", "step_s", "steps")
 
     def __init__(self, command: RunStep, started_s: float) -> None:
         self.command = command

@@ -143,7 +143,9 @@ class SimulatedGateway:
 
 def _place_answer(attempt: AttemptId) -> Callable[[Placement | WireError], Any]:
     return lambda answer: (
-        ev.PlaceRefused(attempt, answer) if isinstance(answer, WireError) else ev.PlaceAnswered(attempt, answer)
+        ev.PlaceRefused(attempt, answer)
+        if isinstance(answer, WireError)
+        else ev.PlaceAnswered(attempt, answer)
     )
 
 
@@ -157,11 +159,15 @@ def _reserve_answer(attempt: AttemptId, node: NodeId) -> Callable[[Reserved | Wi
 
 def _submit_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
     return lambda answer: (
-        ev.SubmitRefused(attempt, node, answer) if isinstance(answer, WireError) else ev.SubmitAnswered(attempt, node)
+        ev.SubmitRefused(attempt, node, answer)
+        if isinstance(answer, WireError)
+        else ev.SubmitAnswered(attempt, node)
     )
 
 
 def _sync_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
     return lambda answer: (
-        ev.SyncFailed(attempt, node, answer) if isinstance(answer, WireError) else ev.SyncAnswered(attempt, node, answer)
+        ev.SyncFailed(attempt, node, answer)
+        if isinstance(answer, WireError)
+        else ev.SyncAnswered(attempt, node, answer)
     )

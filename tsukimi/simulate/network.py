@@ -1,7 +1,7 @@
 """Links shared fairly by whatever flows over them at a time.
 
-A flow crosses a sender's and a receiver's side (or the memory bus of one host) and gets, on the tightest of them, an equal
-share. Rates change only when a flow begins or ends, so that between such moments everything is a straight line.
+A flow crosses a sender's and a receiver's side (or the memory bus of one host) and gets, on the tightest of them, an
+equal share. Rates change only when a flow begins or ends: between such moments everything is a straight line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Flow:
         self._at = 0.0
 
     def advance_to(self, now: float) -> None:
-        moved = min(self.left_bytes, self.rate * (now - self._at))
+        moved = self.left_bytes if now >= self.finish_at else min(self.left_bytes, self.rate * (now - self._at))
         self.left_bytes -= moved
         for link in self.links:
             link.moved_bytes += moved
@@ -82,7 +82,9 @@ class Network:
             assert flow.left_bytes >= 0.0
             for link in flow.links:
                 assert flow in link.flows, "a flow does not know its links"
-                assert sum(f.rate for f in link.flows) <= link.bytes_s * (1 + 1e-9), "a link moves more than it can"
+                assert sum(f.rate for f in link.flows) <= link.bytes_s * (1 + 1e-9), (
+                    "a link moves more than it can"
+                )
 
     def _share_anew(self, now: float, links: tuple[Link, ...]) -> None:
         """Everybody on these links gets the share there is now."""

@@ -1,7 +1,7 @@
 """The data plane in simulated time: pulls, hand-overs and pool writes as flows over the hosts' links.
 
-Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, all but the last layer's,
-which goes when the step ends. Nothing is committed before all of it has arrived.
+Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, all but the last
+layer's, which goes when the step ends. Nothing is committed before all of it has arrived.
 """
 
 from __future__ import annotations
@@ -179,7 +179,13 @@ class Fetch:
     """A run of blocks pulled from a cache node."""
 
     def __init__(
-        self, command: FetchBlocks, layout: KVLayout, hosts: Hosts, host: str, worker: Feed, cache: SimulatedCache
+        self,
+        command: FetchBlocks,
+        layout: KVLayout,
+        hosts: Hosts,
+        host: str,
+        worker: Feed,
+        cache: SimulatedCache,
     ) -> None:
         self._command = command
         self._layout = layout

@@ -107,7 +107,7 @@ class SimulatedWorker:
             return
         for s in command.sequences:
             for streams in (self._handoffs, self._pool_writes):
-                stream = streams.get(s.attempt)  # type: ignore[attr-defined]
+                stream = streams.get(s.attempt)
                 if stream is not None:
                     stream.computed(s.start, s.tokens, seconds)
 

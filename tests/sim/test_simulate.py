@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.core.conductor import ConductorMachine
+from tests.support.traces import CONVERSATION, dialogues, needs_conversation_trace
+from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
+from tsukimi.simulate.report import report
+from tsukimi.simulate.trace import parse_trace, read_trace
+
+POLICIES = ("random", "load_balance", "cache_aware", "kvcache_centric")
+
+
+def simulated(lines: list[bytes], speed: float = 1.0, **config: Any) -> SimulatedCluster:
+    config = {"prefill": 4, "decode": 4} | config
+    cluster = SimulatedCluster(SimulationConfig(**config), list(parse_trace(lines, speed=speed)))
+    cluster.run()
+    cluster.check()
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[bytes]:
+    return list(dialogues(400))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_nothing_is_left(lines: list[bytes], policy: str) -> None:
+    cluster = simulated(lines, policy=policy)
+    result = report(cluster)
+    assert (result["completed"], result["rejected"], result["failed"]) == (400, 0, 0)
+    assert result["output_tokens"] == sum(r.output_tokens for r in cluster.requests)
+    assert result["prompt_tokens"] == sum(r.prompt_tokens for r in cluster.requests)
+    computed = sum(n["prompt_tokens_computed"] for n in result["nodes"].values())
+    assert computed + result["cached_tokens"] == result["prompt_tokens"]
+    assert sum(n["prompt_tokens_computed"] for name, n in result["nodes"].items() if "decode" in name) == 0
+    assert result["network_bytes"] >= sum(
+        r.prompt_tokens * 327_680 for r in cluster.requests if r.output_tokens > 1
+    )
+
+
+def test_better_policies_answer_sooner(lines: list[bytes]) -> None:
+    mean = {p: report(simulated(lines, policy=p))["ttft_s"]["mean"] for p in POLICIES}
+    assert mean["random"] > mean["load_balance"] > mean["cache_aware"] > mean["kvcache_centric"]
+
+
+def test_reruns_are_bit_identical_in_any_process(tmp_path: Path, lines: list[bytes]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\n".join(lines[:150]))
+    results = []
+    for i, hash_seed in enumerate(("0", "1", "random")):
+        out = tmp_path / f"{i}.json"
+        program = (
+            "import typer; from tsukimi.simulate.command import simulate; app = typer.Typer(); "
+            "app.command()(simulate); app()"
+        )
+        args = [
+            str(trace),
+            "--policy",
+            "kvcache_centric",
+            "--prefill",
+            "3",
+            "--decode",
+            "2",
+            "--json",
+            str(out),
+        ]
+        subprocess.run(
+            [sys.executable, "-c", program, *args],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        results.append(out.read_bytes())
+    assert results[0] == results[1] == results[2]
+    assert b'"completed": 150' in results[0]
+
+
+def test_pitfall_9_5_blocks_are_hit_only_once_they_exist() -> None:
+    def row(at_ms: int) -> bytes:
+        ids = b"[1,2,3,4,5,6,7,8,9,10]"
+        return b'{"timestamp": %d, "input_length": 5000, "output_length": 2, "hash_ids": %s}' % (at_ms, ids)
+
+    together = report(simulated([row(0), row(1)], prefill=2))
+    apart = report(simulated([row(0), row(60_000)], prefill=2))
+    assert together["cached_tokens"] == 0
+    assert apart["cached_tokens"] == 9 * 512
+
+
+def test_objectives_refuse_under_overload_and_are_kept(lines: list[bytes]) -> None:
+    free = report(simulated(lines, speed=30.0, kv_tokens=9_000_000))
+    held = report(simulated(lines, speed=30.0, kv_tokens=9_000_000, ttft_slo_s=5.0))
+    assert free["rejected"] == 0
+    assert free["ttft_s"]["p90"] > 5.0
+    assert 0 < held["rejected"] < 400
+    assert held["completed"] + held["rejected"] == 400
+    assert held["ttft_s"]["p90"] < 6.0
+
+
+def test_short_prompts_may_be_prefilled_where_they_are_decoded() -> None:
+    rows = [
+        b'{"timestamp": %d, "input_length": 50, "output_length": 20, "hash_ids": [%d]}' % (1000 * i, i)
+        for i in range(20)
+    ]
+    cluster = simulated(rows, inline_tokens=64)
+    assert report(cluster)["completed"] == 20
+    assert (
+        sum(w.machine.counters["prompt_tokens_computed"] for n, w in cluster.workers.items() if "decode" in n)
+        == 1000
+    )
+
+
+def test_one_token_answers_need_no_decode_node() -> None:
+    row = b'{"timestamp": 0, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}'
+    cluster = simulated([row])
+    result = report(cluster)
+    assert (result["completed"], result["output_tokens"]) == (1, 1)
+    assert all(n["steps"] == 0 for name, n in result["nodes"].items() if "decode" in name)
+
+
+def test_the_conductors_part_is_all_its_machines(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the simulator fed it, fed to a fresh machine, gives the same commands: nobody else had a say."""
+    log: list[tuple[Any, float, list[Any]]] = []
+    handle = ConductorMachine.handle
+
+    def noting(self: ConductorMachine, event: Any, now: float) -> list[Any]:
+        commands = handle(self, event, now)
+        log.append((event, now, commands))
+        return commands
+
+    monkeypatch.setattr(ConductorMachine, "handle", noting)
+    cluster = simulated(lines[:150])
+    monkeypatch.undo()
+    fresh = ConductorMachine(cluster.conductor.config)
+    assert all(fresh.handle(event, now) == commands for event, now, commands in log)
+    assert fresh.placed == 150
+
+
+@needs_conversation_trace
+@pytest.mark.slow
+def test_on_the_conversation_trace_policies_rank_as_in_the_papers() -> None:
+    mean = {}
+    for policy in POLICIES:
+        cluster = SimulatedCluster(SimulationConfig(policy=policy), read_trace(CONVERSATION))
+        cluster.run()
+        cluster.check()
+        result = report(cluster)
+        assert result["completed"] == 12_031
+        mean[policy] = result["ttft_s"]["mean"]
+    assert mean["random"] > mean["load_balance"] > mean["cache_aware"] > mean["kvcache_centric"]

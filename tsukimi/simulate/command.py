@@ -1,0 +1,109 @@
+"""`tsukimi simulate`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shared.core.cost import PRESETS
+from shared.protocol.errors import Invalid
+from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
+from tsukimi.simulate.report import report, show, to_json
+from tsukimi.simulate.trace import read_trace
+
+UPDATES = 200
+"""How often the progress bar moves."""
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="Requests, in the format of the Mooncake traces.")],
+    policy: Annotated[
+        str, typer.Option(help="The conductor's policy: a name, or module:Class.")
+    ] = "kvcache_centric",
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill nodes, each with a cache node.")] = 8,
+    decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 8,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=0, help="Only the first so many; 0: all.")] = 0,
+    balancing_threshold: Annotated[
+        float, typer.Option(min=1.0, help="Pull a prefix if it is so many times as long as the local one.")
+    ] = 1.0,
+    ttft_slo: Annotated[
+        float, typer.Option(min=0.0, help="Refuse what would wait longer, in s; 0: nothing.")
+    ] = 0.0,
+    tbt_slo: Annotated[
+        float, typer.Option(min=0.0, help="Refuse what would make steps longer, in s; 0: none.")
+    ] = 0.0,
+    pool_tokens: Annotated[
+        int, typer.Option(min=512, help="Memory of each cache node, in tokens.")
+    ] = 3_000_000,
+    kv_tokens: Annotated[
+        int, typer.Option(min=512, help="Memory of each compute node, in tokens.")
+    ] = 1_000_000,
+    keep_blocks: Annotated[
+        bool, typer.Option(help="Compute nodes keep blocks too, beside the pool.")
+    ] = False,
+    chunk_tokens: Annotated[
+        int, typer.Option(min=1, help="Most prompt tokens of one prefill step.")
+    ] = 131_072,
+    max_prefills: Annotated[
+        int, typer.Option(min=1, help="Prompts a prefill node has in work at a time.")
+    ] = 1,
+    inline_tokens: Annotated[
+        int, typer.Option(min=0, help="Most uncached tokens a decode node prefills itself.")
+    ] = 0,
+    cost: Annotated[str, typer.Option(help=f"Time model: {', '.join(PRESETS)}.")] = "llama2-70b-8xa800",
+    nic_gbps: Annotated[float, typer.Option(min=0.001, help="Network card of a host, Gbit/s.")] = 696.0,
+    shm_gbps: Annotated[float, typer.Option(min=0.001, help="Memory bus of a host, Gbit/s.")] = 1024.0,
+    message_ms: Annotated[float, typer.Option(min=0.0, help="How long a control message takes.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="For policies that draw lots.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """Replay a trace through the scheduling code of the cluster, without one."""
+    if cost not in PRESETS:
+        raise Invalid(f"no time model is called {cost!r}; there are {', '.join(PRESETS)}", param="cost")
+    config = SimulationConfig(
+        policy=policy,
+        prefill=prefill,
+        decode=decode,
+        balancing_threshold=balancing_threshold,
+        seed=seed,
+        ttft_slo_s=ttft_slo,
+        tbt_slo_s=tbt_slo,
+        kv_tokens=kv_tokens,
+        keep_blocks=keep_blocks,
+        pool_tokens=pool_tokens,
+        chunk_tokens=chunk_tokens,
+        max_prefills=max_prefills,
+        inline_tokens=inline_tokens,
+        cost=cost,
+        nic_bytes_s=nic_gbps * 1e9 / 8,
+        shm_bytes_s=shm_gbps * 1e9 / 8,
+        message_s=message_ms / 1000,
+    )
+    began = time.perf_counter()
+    cluster = SimulatedCluster(config, read_trace(trace, speed=speed, requests=requests))
+    _run(cluster, Console(stderr=True))
+    result = report(cluster)
+    show(result, time.perf_counter() - began, Console())
+    if json is not None:
+        json.write_bytes(to_json(result))
+
+
+def _run(cluster: SimulatedCluster, console: Console) -> None:
+    total = len(cluster.requests)
+    every = max(1, total // UPDATES)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(cluster.config.policy, total=total)
+
+        def progressed(done: int) -> None:
+            if done % every == 0:
+                progress.update(task, completed=done)
+
+        cluster.run(progressed)
+        progress.update(task, completed=total)
