@@ -9,6 +9,7 @@ from typing import Literal
 from shared.core.blocks import TOKEN_BYTES, extend_chain, pack_tokens, root_key, unpack_tokens
 from shared.core.request_events import ChoiceSpec, LifecycleConfig
 from shared.core.token_order import TokenOrder
+from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
 from shared.protocol.requests import (
     HandoffTarget,
@@ -19,6 +20,9 @@ from shared.protocol.requests import (
     ReserveRequest,
     TokenDelta,
 )
+
+End = Literal["stop", "length"]
+State = Literal["unknown", "waiting", "running", "finished"]
 
 
 class Attempt:
@@ -35,7 +39,7 @@ class Attempt:
         self.landing = b""
         self.heard_at = 0.0
         self.gap_since = math.inf
-        self.end: dict[int, Literal["stop", "length"]] = {}
+        self.end: dict[int, End] = {}
         """How long the whole answer is and why it ends there, by a node's word."""
         self.decode_heard = False
         self.prefill_lost = False
@@ -68,6 +72,14 @@ class Attempt:
         if self.decode is not None and node == self.decode.node and delta.tokens:
             self.decode_heard = True
 
+    def how_complete(self, spec: ChoiceSpec, order: TokenOrder, new: Sequence[int]) -> End | None:
+        """Why the answer is whole now that `new` tokens came; None if it is not."""
+        count, sampling = order.next_index, spec.sampling
+        said = self.end.get(count)
+        if said == "stop" or (new and not sampling.ignore_eos and new[-1] in sampling.eos_token_ids):
+            return "stop"
+        return "length" if said == "length" or count == spec.max_new_tokens else None
+
     def watch_gap(self, order: TokenOrder, now: float) -> None:
         if not order.gap and all(end <= order.next_index for end in self.end):
             self.gap_since = math.inf
@@ -89,6 +101,28 @@ class Attempt:
         if self.decode is not None and self.decode_heard:
             return [self.prefill.node, self.decode.node]
         return [self.prefill.node]
+
+    def hopeless_without(self, node: NodeId, next_index: int) -> bool:
+        """`node` won't make the next token: is it nobody else's task, and nobody asked who may know it?"""
+        makers = self.makers(next_index)
+        return node in makers and not any(other in self.asked for other in makers)
+
+    def judge_answer(self, node: NodeId, state: State, order: TokenOrder) -> str:
+        """Why the attempt has no hope, by an answer that brought nothing new; empty if it has."""
+        decodes = self.decode is not None and node == self.decode.node
+        if state in ("unknown", "finished") or (decodes and order.gap):
+            if self.hopeless_without(node, order.next_index):
+                return f"{node} knows nothing more of the attempt"
+        elif state == "waiting" and decodes and self.prefill_lost:
+            self.stuck += 1  # its KV may have come just before: believe it the second time
+            if self.stuck >= 2:
+                return f"{node} waits for KV of a lost prefill node"
+        return ""
+
+    def judge_silence(self, node: NodeId, error: WireError, patient: bool, tries: int) -> bool:
+        """Whether a node that did not answer is to be given up. `patient`: it may be reconnecting."""
+        self.unanswered += 1
+        return (error.code == "unavailable" and not patient) or self.unanswered >= tries
 
     def holders(self, phase: str) -> list[NodeId]:
         """Nodes that may hold something for the attempt: asked already, and not known to be done with it."""

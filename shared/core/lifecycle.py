@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from shared.core import request_events as ev
-from shared.core.attempt import Attempt, place_request, prefill_job, reserve_request
+from shared.core.attempt import Attempt, End, place_request, prefill_job, reserve_request
 from shared.core.machine import Command, Event
 from shared.core.patience import FINAL, Patience
 from shared.core.token_order import TokenOrder
@@ -27,7 +27,6 @@ from shared.protocol.ids import AttemptId, NodeId, attempt_id
 from shared.protocol.requests import TokenDelta
 
 Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
-FinishReason = Literal["stop", "length"]
 
 
 class InvalidTransition(Exception):
@@ -203,9 +202,10 @@ class RequestMachine:
             self._patience.progressed()
             cached = (self.cached_tokens or 0) if index == 0 else None
             self._commands.append(ev.Deliver(index, tokens, logprobs, cached))
-        if self._complete(node, tokens):
-            return
-        if delta.finish == "moved":
+        if reason := attempt.how_complete(self.spec, self.order, tokens):
+            self._drop_attempt("complete", all_but=node if attempt.end else "")
+            self._finish(reason, self.order.next_index)
+        elif delta.finish == "moved":
             self._patience.avoid(attempt.life_of(node), now)
             self._patience.retry = True
             self._try_again(now, WireError("unavailable", delta.error or "the node gave the request up"))
@@ -213,21 +213,6 @@ class RequestMachine:
             self._fail(WireError("internal", delta.error))
         else:
             attempt.watch_gap(self.order, now)
-
-    def _complete(self, node: NodeId, tokens: tuple[int, ...]) -> bool:
-        """Whether the answer is whole; ends it if so."""
-        count = self.order.next_index
-        said = self._current().end.get(count)
-        sampling = self.spec.sampling
-        if said == "stop" or (tokens and not sampling.ignore_eos and tokens[-1] in sampling.eos_token_ids):
-            reason: FinishReason = "stop"
-        elif said == "length" or count == self.spec.max_new_tokens:
-            reason = "length"
-        else:
-            return False
-        self._drop_attempt("complete", all_but=node if said else "")
-        self._finish(reason, count)
-        return True
 
     # -- asking what became of them ----------------------------------------------------------------------------
 
@@ -246,16 +231,10 @@ class RequestMachine:
         attempt.asked.discard(event.node)
         attempt.unanswered = 0
         attempt.heard_at = now
-        state, delta = event.state.state, event.state.delta
-        if delta is not None and self._absorb(event.node, delta, now):
+        if event.state.delta is not None and self._absorb(event.node, event.state.delta, now):
             return
-        decode = attempt.decode is not None and event.node == attempt.decode.node
-        if state in ("unknown", "finished") or (decode and self.order.gap):
-            self._give_up_on(event.node, f"{event.node} knows nothing more of the attempt", now)
-        elif state == "waiting" and decode and attempt.prefill_lost:
-            attempt.stuck += 1
-            if attempt.stuck >= 2:
-                self._lose(now, f"{event.node} waits for KV of a lost prefill node")
+        if why := attempt.judge_answer(event.node, event.state.state, self.order):
+            self._lose(now, why)
 
     def _absorb(self, node: NodeId, delta: TokenDelta, now: float) -> bool:
         """Take a sync's tokens; True if the attempt is over or something new came."""
@@ -269,17 +248,11 @@ class RequestMachine:
         attempt.heard_at = now
         if self._bus_down:
             return
-        attempt.unanswered += 1
-        unavailable = event.error.code == "unavailable" and now - self._bus_found_at > self.config.bus_grace_s
-        if unavailable or attempt.unanswered >= self.config.sync_tries:
+        patient = now - self._bus_found_at <= self.config.bus_grace_s
+        if attempt.judge_silence(event.node, event.error, patient, self.config.sync_tries):
             self._patience.avoid(attempt.life_of(event.node), now)
-            self._give_up_on(event.node, f"{event.node}: {event.error.message or event.error.code}", now)
-
-    def _give_up_on(self, node: NodeId, why: str, now: float) -> None:
-        """The node won't make the next token; place again unless that is another's task or another may know it."""
-        makers = self._current().makers(self.order.next_index)
-        if node in makers and not any(n in self._current().asked for n in makers):
-            self._lose(now, why)
+            if attempt.hopeless_without(event.node, self.order.next_index):
+                self._lose(now, f"{event.node}: {event.error.message or event.error.code}")
 
     def _on_node_suspected(self, event: ev.NodeSuspected, now: float) -> None:
         attempt = self.attempt
@@ -348,7 +321,7 @@ class RequestMachine:
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def _finish(self, reason: FinishReason, tokens: int) -> None:
+    def _finish(self, reason: End, tokens: int) -> None:
         self._end("finished")
         cached = self.cached_tokens or 0
         self._commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
