@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.core import worker as w
-from tests.support.worker_world import Owner, World, reference
+from tests.support.worker_owner import Owner
+from tests.support.worker_world import World, reference
 
 
 def requests(world: World, count: int) -> None:

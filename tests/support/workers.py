@@ -9,12 +9,15 @@ from shared.core.blocks import block_keys, pack_tokens
 from shared.core.decode import DecodeConfig, DecodeMachine
 from shared.core.prefill import PrefillConfig, PrefillMachine
 from shared.core.steps import RunStep, SequenceResult, StepDone, StepFailed
+from shared.core.transfers import HandoffEnded, LandingArrived, PoolWriteEnded
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import (
+    Accepted,
     BlockSource,
     HandoffTarget,
     LocalPrefill,
     PrefillJob,
+    Reserved,
     ReserveRequest,
     TokenDelta,
 )
@@ -173,3 +176,21 @@ def _config(node: str, fields: dict[str, Any]) -> dict[str, Any]:
         "pages": 32,
         "chunk_tokens": 8,
     } | fields
+
+
+def end_transfers(bench: Bench, attempt: str, ok: bool = True) -> list[Any]:
+    return bench.do(HandoffEnded(attempt, ok)) + bench.do(PoolWriteEnded(attempt, 1))
+
+
+def prefilled(bench: Bench, attempt: str, prompt: list[int], **fields: Any) -> None:
+    """Run a prompt through, hand-over included."""
+    assert bench.answer(job(attempt, prompt, **fields)) == Accepted(attempt)
+    while bench.step is not None:
+        bench.run()
+    end_transfers(bench, attempt)
+
+
+def land(bench: Bench, attempt: str, prompt: list[int], *, first: int = 1, **fields: Any) -> list[Any]:
+    """Reserve, and let the KV and first token arrive."""
+    assert isinstance(bench.answer(reserve(attempt, prompt, **fields)), Reserved)
+    return bench.do(LandingArrived(attempt, first))
