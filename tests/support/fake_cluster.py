@@ -88,7 +88,7 @@ class FakeCluster:
         return self.gateway.metrics.value(name, **labels)
 
 
-class _Tasks:
+class Tasks:
     """Stands for a service's task group; at the end a task that failed fails the test."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ async def fake_cluster(open_bus: OpenBus, **config: Any) -> AsyncIterator[FakeCl
     settings = GatewayConfig(**({"node": "gateway-0", "advertise": "127.0.0.1", "port": 0} | config))
     bus = await open_bus()
     incarnation = new_incarnation()
-    tasks = _Tasks()
+    tasks = Tasks()
     group = cast(asyncio.TaskGroup, tasks)
     presence = Presence(bus, "gateway", settings.node, incarnation, 0.1)
     app = GatewayApp(Context(bus, settings, incarnation, group, presence, None), settings)
