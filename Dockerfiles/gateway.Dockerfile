@@ -17,5 +17,5 @@ RUN pip install --no-cache-dir --no-deps .
 
 USER tsukimi
 EXPOSE 8000
-HEALTHCHECK --interval=5s --timeout=4s --start-period=120s CMD python -m tsukimi.probe http 8000 /ready
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD python -m tsukimi.probe http 8000 /ready
 ENTRYPOINT ["entrypoint.sh", "gateway", "gateway"]

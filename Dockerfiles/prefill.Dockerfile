@@ -19,6 +19,6 @@ COPY Dockerfiles/entrypoint.sh /usr/local/bin/
 RUN pip install --no-cache-dir --no-deps .
 
 USER tsukimi
-HEALTHCHECK --interval=10s --timeout=8s --start-period=120s \
+HEALTHCHECK --interval=20s --timeout=10s --start-period=120s \
   CMD python -m tsukimi.probe node "prefill-$(hostname)" "${TSUKIMI_PREFILL_NATS_URL:-nats://127.0.0.1:4222}"
 ENTRYPOINT ["entrypoint.sh", "prefill", "prefill"]

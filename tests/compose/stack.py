@@ -64,13 +64,13 @@ class Stack:
     def nodes(self, role: str) -> list[dict[str, Any]]:
         return [n for n in self.status()["nodes"] if n["role"] == role]
 
-    def wait_ready(self, timeout_s: float = 180.0) -> None:
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not self._is_ready():
             assert time.monotonic() < deadline, f"not ready\n{self.compose('ps', '--all')}\n{self.tail()}"
             time.sleep(0.5)
 
-    def wait_healthy(self, timeout_s: float = 60.0) -> None:
+    def wait_healthy(self, timeout_s: float = 120.0) -> None:
         """Every running container's own health check says so."""
         deadline = time.monotonic() + timeout_s
         while not all(c["Health"] == "healthy" for c in self.states() if c["State"] == "running"):
