@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -40,6 +40,7 @@ from shared.engine.runner import EngineRunner
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
+from shared.io.models import resolve_model
 from shared.io.service import Context
 from shared.io.token_feed import TokenFeed
 from shared.protocol import subjects
@@ -49,6 +50,8 @@ from shared.protocol.ids import NodeRef, Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import CancelAttempt, SyncRequest
 from shared.protocol.sampling import SamplingParams
+
+Progress = Callable[[str, float], None]
 
 TICK_S = 0.2
 PROGRESS_S = 0.5
@@ -140,7 +143,7 @@ class Node(ABC):
 
     async def start(self) -> None:
         await self._enter("loading", f"loading {self._config.model}")
-        self._engine = await asyncio.to_thread(load_engine, self._config.engine(), self._progress())
+        self._engine = await asyncio.to_thread(self._load, self._progress())
         await self._enter("warming", "opening the data plane")
         self._endpoint = await self._open_endpoint(self._engine)
         layout, tasks = self._engine.spec.layout, self.context.tasks
@@ -177,6 +180,11 @@ class Node(ABC):
 
     # -- starting --------------------------------------------------------------------------------------------------
 
+    def _load(self, progress: Progress) -> Engine:
+        """In a thread of its own. A model that is not there is told before anything heavy is imported."""
+        resolve_model(self._config.model)
+        return load_engine(self._config.engine(), progress)
+
     async def _open_endpoint(self, engine: Engine) -> Endpoint:
         config, context = self._config, self.context
         assert isinstance(engine.store, Arena), "the data plane moves blocks of an arena"
@@ -197,7 +205,7 @@ class Node(ABC):
             if result.error or not result.tokens:
                 raise Internal(f"the engine computed no token: {result.error}")
 
-    def _progress(self) -> Any:
+    def _progress(self) -> Progress:
         """Announces what the engine is doing while it loads, now and then; called in the loading thread."""
         loop = asyncio.get_running_loop()
         last = 0.0

@@ -282,4 +282,4 @@ async def test_pitfall_7_6_what_can_not_work_exits_with_the_configuration_code(g
     for node, fields in (("prefill-0", {"model": "no/such/model"}), ("decode-0", {"kv_bytes": 10})):
         gateway.workers.start(node, **fields)
         process = gateway.workers.processes.pop(node)
-        assert await asyncio.to_thread(process.wait, 30.0) == 78
+        assert await asyncio.to_thread(process.wait, 60.0) == 78
