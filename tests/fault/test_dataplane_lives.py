@@ -133,10 +133,16 @@ async def test_a_peer_that_hangs_is_given_up(transport: str, tmp_path: Path) -> 
             stream.write(0, [(0, 0)])
             await eventually(lambda: near.endpoint.counters()["slices_sent"] == 1)
             os.kill(receiver.process.pid, signal.SIGSTOP)
+            await eventually(lambda: stopped(receiver.process.pid), "every thread of it has stopped")
             reply = await asyncio.wait_for(stream.commit(1), 10)
             assert (reply.ok, reply.error) == (False, "no answer within 0.5 s")
             fetched = await near.endpoint.fetch(receiver.ref, NAMESPACE, PROMPT_KEYS[:1], [0])
             assert fetched.blocks == 0
+
+
+def stopped(pid: int) -> bool:
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def reset(sock: socket.socket) -> None:
