@@ -47,6 +47,8 @@ class BlockStreams:
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._streams: dict[NodeId, _Stream] = {}
+        self._behind: dict[NodeId, None] = {}
+        """Nodes that are not in step."""
         self.gaps = 0
         """How often events were missing."""
 
@@ -57,10 +59,12 @@ class BlockStreams:
             return
         self.closed(node)
         self._streams[node] = _Stream(incarnation=incarnation, synced=False)
+        self._behind[node] = None
         self.index.add(node)
 
     def closed(self, node: NodeId) -> None:
         self._streams.pop(node, None)
+        self._behind.pop(node, None)
         self.index.drop(node)
 
     def synced(self, node: NodeId) -> bool:
@@ -74,10 +78,10 @@ class BlockStreams:
             return
         fresh = stream.seq == 0 and events.seq == 1 and not stream.kept
         if fresh or (stream.synced and events.seq == stream.seq + 1):
-            stream.synced = True
+            self._catch_up(events.node, stream)
             stream.seq = events.seq
         else:
-            self._lose(stream)
+            self._lose(events.node, stream)
             if len(stream.kept) < KEPT_EVENTS:
                 stream.kept[events.seq] = events
         self._apply(events)
@@ -99,28 +103,30 @@ class BlockStreams:
         stream = self._stream(node, incarnation)
         if stream is None:
             return
-        if block_events_seq == 0:
-            stream.synced = stream.synced or stream.seq == 0
+        if block_events_seq == 0 and stream.seq == 0:
+            self._catch_up(node, stream)
         if block_events_seq <= stream.seq:
             stream.behind_since_s = float("inf")
         elif stream.synced:
             if stream.announced_seq <= stream.seq:
                 stream.behind_since_s = now
             if now - stream.behind_since_s >= BEHIND_S:
-                self._lose(stream)
+                self._lose(node, stream)
         stream.announced_seq = max(stream.announced_seq, block_events_seq)
 
     def asks(self, now: float) -> list[NodeId]:
         """Nodes to ask for a snapshot now; each is named once in a while until its snapshot is complete."""
         nodes = []
-        for node, stream in self._streams.items():
-            if not stream.synced and now - stream.asked_s >= ASK_AGAIN_S:
+        for node in self._behind:
+            stream = self._streams[node]
+            if now - stream.asked_s >= ASK_AGAIN_S:
                 stream.asked_s = now
                 nodes.append(node)
         return nodes
 
     def check(self) -> None:
         self.index.check()
+        assert self._behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "who is behind?"
         for node, stream in self._streams.items():
             assert all(seq > stream.seq for seq in stream.kept), f"{node}: applied events are kept"
             assert not (stream.synced and stream.kept), f"{node}: in step, and yet events wait"
@@ -136,16 +142,21 @@ class BlockStreams:
         self.index.remove(events.node, events.removed)
         self.index.store(events.node, events.stored)
 
-    def _lose(self, stream: _Stream) -> None:
+    def _lose(self, node: NodeId, stream: _Stream) -> None:
         if stream.synced:
             self.gaps += 1
         stream.synced = False
+        self._behind[node] = None
+
+    def _catch_up(self, node: NodeId, stream: _Stream) -> None:
+        stream.synced = True
+        self._behind.pop(node, None)
 
     def _swap(self, node: NodeId, stream: _Stream, whole: _Assembly) -> None:
         self.index.replace(node, (key for part in whole.keys.values() for key in part))
         stream.assembly = None
         stream.seq = whole.seq
         waiting, stream.kept = stream.kept, {}
-        stream.synced = True
+        self._catch_up(node, stream)
         for seq in sorted(waiting):
             self.changed(waiting[seq])

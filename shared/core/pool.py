@@ -31,7 +31,7 @@ class BlockPool:
 
     def __init__(self, pages: int, policy: EvictionPolicy | None = None, *, keep: bool = True) -> None:
         """`keep` off: pages are given no keys, so that nothing stays cached."""
-        self._keep = keep
+        self.keeps = keep
         self._policy = policy or Lru()
         self._pages = [_Page() for _ in range(pages)]
         self._free = list(range(pages - 1, -1, -1))
@@ -123,7 +123,7 @@ class BlockPool:
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
         """Say that a held page contains the block `key`, complete. False if another page has it already."""
-        if not self._keep:
+        if not self.keeps:
             return False
         entry = self._pages[page]
         if entry.refs <= 0:

@@ -77,6 +77,8 @@ def expected_prefix(pool: BlockPool, sequence: Sequence, block_tokens: int) -> i
 
 def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
     """Make the prompt's blocks that became complete findable."""
+    if not pool.keeps:
+        return
     keys, pages = sequence.keys, sequence.pages
     full = min(sequence.computed // block_tokens, len(keys))
     for block in range(sequence.keyed, full):

@@ -49,7 +49,7 @@ LAYOUT = KVLayout(
 )
 REPORT_S = 0.02
 """Load reports on change are at least this far apart, as in a live node."""
-TICK_S = 10.0
+TICK_S = 60.0
 MAX_REPEAT = 1 << 20
 
 
