@@ -107,6 +107,9 @@ class Connection:
             self._transport.close()
 
     async def _say(self, message: dict[str, Any]) -> None:
+        if self._transport is not None and not self._transport.get_write_buffer_size():
+            await self._send(message)  # at once: the client takes what it gets
+            return
         try:
             async with asyncio.timeout(self._stalled_s):
                 await self._send(message)

@@ -104,6 +104,7 @@ class Generation:
     async def close(self) -> None:
         """Idempotent. After it no node works for the request, as far as messages reach."""
         self.leave("the front ended")
+        self._outbox.close()
         await asyncio.gather(*(choice.close() for choice in self.choices))
 
     def _told(self, update: Update) -> None:

@@ -47,18 +47,18 @@ class Attempt:
         """Nodes with a sync question out."""
         self.unanswered = 0
         self.stuck = 0
+        self._lives: dict[NodeId, Incarnation] = {}
 
     def use(self, prefill: NodeRef | None, decode: NodeRef | None) -> None:
         self.prefill, self.decode = prefill, decode
+        self._lives = {ref.node: ref.incarnation for ref in (prefill, decode) if ref is not None}
 
     def on(self, node: NodeId, incarnation: Incarnation) -> bool:
-        return self.life_of(node) == (node, incarnation)
+        return self._lives.get(node) == incarnation
 
     def life_of(self, node: NodeId) -> tuple[NodeId, Incarnation] | None:
-        for ref in (self.prefill, self.decode):
-            if ref is not None and ref.node == node:
-                return ref.node, ref.incarnation
-        return None
+        incarnation = self._lives.get(node)
+        return None if incarnation is None else (node, incarnation)
 
     def only_prefills(self, node: NodeId) -> bool:
         """Whether another node goes on after this one's token."""
@@ -81,7 +81,7 @@ class Attempt:
         return "length" if said == "length" or count == spec.max_new_tokens else None
 
     def watch_gap(self, order: TokenOrder, now: float) -> None:
-        if not order.gap and all(end <= order.next_index for end in self.end):
+        if not order.early and (not self.end or max(self.end) <= order.next_index):
             self.gap_since = math.inf
         elif self.gap_since == math.inf:
             self.gap_since = now
