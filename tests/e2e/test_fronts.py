@@ -1,0 +1,106 @@
+"""All ways in, over real services (toy engine): the same by each, and a gateway that ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.cluster import Cluster, cluster
+from tests.support.fronts import Got, HttpStream, all_fronts
+
+MODEL = "toy:step_ms=2"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("fronts"), model=MODEL) as running:
+        yield running
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {"messages": [{"role": "user", "content": "<<say:The moon 月 is out 😀>>"}], "logprobs": True}),
+    ("chat", {"messages": [{"role": "user", "content": "<<say:ABCDEFGHIJKL>>"}], "stop": ["DEFGHIJ"]}),
+    ("chat", {"messages": [{"role": "user", "content": "<<say:>>"}]}),
+    ("completion", {"prompt": "abc " * 30, "max_tokens": 40, "seed": 5, "temperature": 0.8, "logprobs": 2}),
+    ("completion", {"prompt": "abc", "max_tokens": 1, "temperature": 0}),
+    ("completion", {"prompt": "abc", "max_tokens": 2, "temperature": 0}),
+    ("completion", {"prompt": ["abc", "xyz"], "max_tokens": 12, "n": 2, "seed": 9}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), CASES)
+async def test_pitfall_1_10_every_front_gives_the_same(
+    house: Cluster, kind: str, body: dict[str, Any]
+) -> None:
+    first: Got | None = None
+    for front in all_fronts(house.url, house.nats.url):
+        got = await front.ask(kind, {"model": "toy"} | body)
+        assert got.error is None
+        got.chunks, got.usage = [], _without_cache(got.usage)
+        assert first in (None, got), type(front).__name__
+        first = got
+    house.wait_idle()
+
+
+def _without_cache(usage: dict[str, Any] | None) -> dict[str, Any]:
+    """The first to ask finds nothing in the cache, the others do."""
+    assert usage is not None
+    assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
+async def test_the_official_client(house: Cluster) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        assert [m.id for m in (await client.models.list()).data] == ["toy"]
+        stream = await client.chat.completions.create(
+            model="toy",
+            messages=[{"role": "user", "content": "<<say:Hello there>>"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there"
+        assert chunks[-1].usage is not None
+        whole = await client.completions.create(model="toy", prompt="abc", max_tokens=5, n=2, logprobs=1)
+        assert [len(c.text) for c in whole.choices] == [5, 5]
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="toy", messages=[])
+
+
+async def test_pitfall_1_28_clients_that_leave_leave_nothing(house: Cluster) -> None:
+    async def leave() -> None:
+        body = {"model": "toy", "prompt": "for ever", "max_tokens": 2000, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=house.url, trust_env=False) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    return
+
+    await asyncio.gather(*(leave() for _ in range(8)))
+    house.wait_idle()
+
+
+async def test_pitfall_7_3_a_gateway_told_to_stop_ends_its_streams_first(tmp_path: Any) -> None:
+    with cluster(tmp_path, model="toy:step_ms=20") as house:
+        front = HttpStream(house.url, house.nats.url)
+        body = {"model": "toy", "messages": [{"role": "user", "content": "<<say:to the very end>>"}]}
+        asked = asyncio.create_task(front.ask("chat", body))
+        await asyncio.to_thread(
+            house.wait_for, lambda: house.loads["gateway-0"].running == 1, 20.0, "it runs"
+        )
+        codes: list[int] = []
+        stopping = threading.Thread(target=lambda: codes.append(house.term("gateway-0")))
+        stopping.start()
+        got = await asked
+        await asyncio.to_thread(stopping.join)
+        assert got.error is None
+        assert got.texts == ["to the very end"]
+        assert codes == [0]
