@@ -1,0 +1,178 @@
+"""The engine says, token for token, what transformers' own generate says with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+transformers: Any = pytest.importorskip("transformers")
+
+from shared.core.steps import SequenceResult  # noqa: E402
+from shared.engine.api import Engine, EngineConfig  # noqa: E402
+from shared.engine.load import load_engine  # noqa: E402
+from shared.protocol.sampling import SamplingParams  # noqa: E402
+from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+THREADS = 1
+"""Two only help on an idle machine, and make everything many times slower on a busy one."""
+NEW_TOKENS = 12
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 100, 128, 200, 333, 512, 1000, 2000, 3000]
+BATCHES = [LENGTHS[0:8], LENGTHS[8:16], [*LENGTHS[16:20], *LENGTHS[2:6]]]
+
+
+class Prompt(Struct, frozen=True):
+    tokens: list[int]
+    answer: list[int]
+    """What transformers says, at most NEW_TOKENS long, an EOS included."""
+
+
+Ask = Callable[[int], Prompt]
+
+
+class Known(Struct, frozen=True):
+    """A prompt whose KV is in the engine's pages."""
+
+    tokens: list[int]
+    answer: list[int]
+    pages: tuple[int, ...]
+    first: SequenceResult
+
+
+@pytest.fixture(scope="module")
+def reference(small_model: Path) -> Any:
+    """transformers' own model, in float32."""
+    torch.set_num_threads(THREADS)
+    return transformers.AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def prompts(small_model: Path, reference: Any) -> Ask:
+    """A prompt of English text by its length, with the greedy answer of transformers. Each is computed once."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small_model)
+    text = tokenizer(" ".join(topics[name] for name in sorted(topics))[:40_000])["input_ids"]
+
+    @cache
+    def ask(length: int) -> Prompt:
+        ids = torch.tensor([text[2 * length : 3 * length]])
+        assert ids.shape == (1, length)
+        mask = torch.ones_like(ids)
+        output = reference.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS)
+        return Prompt(ids[0].tolist(), output[0, length:].tolist())
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def engine(small_model: Path) -> Iterator[Engine]:
+    config = EngineConfig(str(small_model), "float32", kv_bytes=1 << 30, threads=THREADS)
+    engine = load_engine(config, lambda what, fraction: None)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def run(engine: Engine) -> Sequences:
+    return Sequences(engine)
+
+
+@pytest.fixture(scope="module")
+def known(run: Sequences, prompts: Ask) -> Any:
+    """Prefill the prompt of a length, once."""
+
+    @cache
+    def prefilled(length: int) -> Known:
+        prompt = prompts(length)
+        pages = run.pages(length + NEW_TOKENS)
+        return Known(prompt.tokens, prompt.answer, pages, run.prefill(prompt.tokens, pages))
+
+    return prefilled
+
+
+def decode(run: Sequences, batch: list[Known]) -> list[list[int]]:
+    """Answers of prefilled prompts, decoded together, each cut after as many tokens as transformers gave."""
+    answers = [list(k.first.tokens) for k in batch]
+    for _ in range(NEW_TOKENS - 1):
+        steps = [
+            step(run.attempt(k.pages), len(k.tokens) + len(answer) - 1, answer[-1:], k.pages)
+            for k, answer in zip(batch, answers, strict=True)
+        ]
+        for answer, result in zip(answers, run.engine.run(steps), strict=True):
+            answer.extend(result.tokens)
+    return [answer[: len(k.answer)] for k, answer in zip(batch, answers, strict=True)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_alone(run: Sequences, known: Any, length: int) -> None:
+    assert decode(run, [known(length)]) == [known(length).answer]
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_eight_in_a_batch(run: Sequences, known: Any, lengths: list[int]) -> None:
+    batch = [known(length) for length in lengths]
+    assert decode(run, batch) == [k.answer for k in batch]
+
+
+@pytest.mark.parametrize("length", [n for n in LENGTHS if n > 16])
+def test_with_a_prefix_from_other_pages(run: Sequences, known: Any, length: int) -> None:
+    block = run.engine.spec.layout.block_tokens
+    cold = known(length)
+    blocks = (length - 1) // block
+    pages = run.pages(length + NEW_TOKENS)
+    run.copy(cold.pages[:blocks], pages[:blocks])
+    first = run.prefill(cold.tokens, pages, start=blocks * block)
+    assert first.tokens == cold.first.tokens
+    assert decode(run, [Known(cold.tokens, cold.answer[:3], pages, first)]) == [cold.answer[:3]]
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk"),
+    [(100, 16), (333, 16), (333, 17), (512, 64), (1000, 256), (2000, 512), (3000, 1024), (3000, 4096)],
+)
+def test_in_chunks(run: Sequences, known: Any, length: int, chunk: int) -> None:
+    cold = known(length)
+    pages = run.pages(length + NEW_TOKENS)
+    first = run.prefill(cold.tokens, pages, chunk=chunk)
+    assert first.tokens == cold.first.tokens == tuple(cold.answer[:1])
+    assert decode(run, [Known(cold.tokens, cold.answer[:3], pages, first)]) == [cold.answer[:3]]
+
+
+def test_seeded_samples_are_the_same_alone_and_in_a_batch_of_eight(run: Sequences, prompts: Ask) -> None:
+    chosen = [prompts(length).tokens for length in LENGTHS[4:12]]
+    params = [SamplingParams(temperature=0.8, top_p=0.95, seed=900 + i) for i in range(8)]
+    together = run.generate(chosen, 8, samples=params)
+    alone = [run.generate([p], 8, samples=[s])[0] for p, s in zip(chosen, params, strict=True)]
+    assert together == alone
+    assert together != [prompts(length).answer[:8] for length in LENGTHS[4:12]]
+
+
+def test_bfloat16_teacher_forced_with_a_margin(small_model: Path, reference: Any, prompts: Ask) -> None:
+    """Given the float32 text so far, bfloat16 picks the same next token wherever float32 is sure of it."""
+    margin = 1.0
+    config = EngineConfig(str(small_model), "bfloat16", kv_bytes=64 << 20, threads=THREADS)
+    engine = load_engine(config, lambda what, fraction: None)
+    sure = 0
+    for length in (33, 100):
+        run = Sequences(engine)
+        text = prompts(length).tokens
+        with torch.inference_mode():
+            best = reference(torch.tensor([text])).logits[0].topk(2, dim=1)
+        pages = run.pages(length)
+        half = length // 2
+        run.prefill(text[:half], pages)
+        for at in range(half, length):
+            (result,) = engine.run([step(run.attempt(pages), at, text[at : at + 1], pages, GREEDY)])
+            if best.values[at, 0] - best.values[at, 1] > margin:
+                sure += 1
+                assert result.tokens == (int(best.indices[at, 0]),)
+        run.reset()
+    engine.close()
+    assert sure > 20
