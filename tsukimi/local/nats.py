@@ -39,10 +39,13 @@ def free_port() -> int:
 
 
 def can_bind(host: str, port: int) -> bool:
+    """Whether nobody listens there. Raises PermissionError for a port that this user may not have."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
+        except PermissionError:
+            raise
         except OSError:
             return False
     return True
