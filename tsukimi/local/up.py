@@ -49,7 +49,13 @@ def up(options: ClusterOptions, run_dir: RunDir, console: Console) -> int:
 
 def preflight(options: ClusterOptions) -> None:
     """Raises ToolError for what would only fail later, and worse."""
-    if not nats.can_bind(HTTP_HOST, options.port):
+    try:
+        free = nats.can_bind(HTTP_HOST, options.port)
+    except PermissionError:
+        raise ToolError(
+            f"this user may not listen on port {options.port}; choose another with --port."
+        ) from None
+    if not free:
         raise ToolError(
             f"port {options.port} is in use; stop what listens there, or choose another with --port."
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launched import free_port
 from tsukimi.errors import ToolError
 from tsukimi.local.launcher import Addresses
 from tsukimi.local.plan import ClusterOptions
@@ -32,7 +33,7 @@ def test_pitfall_7_6_too_little_memory_is_said_before_anything_starts() -> None:
     available = available_bytes()
     assert available is not None
     with pytest.raises(ToolError, match="memory are free"):
-        preflight(ClusterOptions(port=1, kv_bytes=available))
+        preflight(ClusterOptions(port=free_port(), kv_bytes=available))
 
 
 def test_a_model_that_is_nowhere_is_named() -> None:
