@@ -180,18 +180,20 @@ def _encode_prompts(body: CompletionBody, spec: ModelSpec, text: TextModel) -> l
 
 def _fit(ids: list[int], body: ChatBody | CompletionBody, spec: ModelSpec, most_tokens: int) -> Prompt:
     field = "messages" if isinstance(body, ChatBody) else "prompt"
-    context = spec.context_tokens
-    if len(ids) >= context:
-        raise ContextExceeded(
-            f"{field}: {len(ids)} tokens leave no room in the context of {context} tokens", param=field
-        )
+    most = min(spec.context_tokens, most_tokens)
+    limit = (
+        f"context of {most} tokens"
+        if most == spec.context_tokens
+        else f"{most} tokens that a node has room for"
+    )
+    if len(ids) >= most:
+        raise ContextExceeded(f"{field}: {len(ids)} tokens leave no room in the {limit}", param=field)
     wanted, named = _max_tokens(body)
-    if wanted is not None and len(ids) + wanted > context:
+    if wanted is not None and len(ids) + wanted > most:
         raise ContextExceeded(
-            f"{named}: {len(ids)} prompt tokens and {wanted} for the answer exceed the context of {context} tokens",
-            param=named,
+            f"{named}: {len(ids)} prompt tokens and {wanted} for the answer exceed the {limit}", param=named
         )
-    room = max(1, min(context, most_tokens) - len(ids))
+    room = most - len(ids)
     if wanted is None:
         wanted = room if isinstance(body, ChatBody) else min(COMPLETION_TOKENS, room)
     return Prompt(pack_tokens(ids), len(ids), wanted)

@@ -117,7 +117,7 @@ class FakeNode:
             self.role,
             self.stage,
             model=self.spec if self.role in ("prefill", "decode") else None,
-            kv_blocks=1024,
+            kv_blocks=1 << 16,
         )
         await self.bus.publish(subjects.ANNOUNCE, info)
 

@@ -105,6 +105,15 @@ def test_the_answer_is_not_longer_than_any_node_has_room_for() -> None:
     assert request.prompts[0].count + request.prompts[0].max_new_tokens == 100
 
 
+def test_pitfall_4_6_what_no_node_can_ever_hold_is_refused() -> None:
+    checked = check_body("completion", {"model": "toy", "prompt": "abc", "max_tokens": 98})
+    with pytest.raises(
+        ContextExceeded, match=r"3 prompt tokens and 98 .* 100 tokens that a node has room for"
+    ) as e:
+        complete(checked, SPEC, ToyText(), "r", 0, 0, most_tokens=100)
+    assert e.value.param == "max_tokens"
+
+
 # -- refused ---------------------------------------------------------------------------------------------------------
 
 EITHER: list[tuple[dict[str, Any], str]] = [
