@@ -44,11 +44,17 @@ class Bench:
     """A backend, its pages, and a fixed source of random sequences."""
 
     def __init__(
-        self, backend: AttentionBackend, shape: AttentionShape, pages: int, dtype: torch.dtype
+        self,
+        backend: AttentionBackend,
+        shape: AttentionShape,
+        pages: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
     ) -> None:
         self.backend = backend
         self.shape = shape
         self._dtype = dtype
+        self._device = device
         self._random = torch.Generator().manual_seed(7)
         self._free = torch.randperm(pages, generator=self._random).tolist()
 
@@ -77,7 +83,8 @@ class Bench:
 
     def _layer(self, layer: int, parts: Sequence[tuple[KnownSequence, int, int]]) -> list[torch.Tensor]:
         def packed(kind: str) -> torch.Tensor:
-            return torch.cat([getattr(sequence, kind)[layer, start:end] for sequence, start, end in parts])
+            rows = [getattr(sequence, kind)[layer, start:end] for sequence, start, end in parts]
+            return torch.cat(rows).to(self._device)
 
         self.backend.append(layer, packed("keys"), packed("values"))
         output = self.backend.run(layer, packed("queries"))
