@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from shared.protocol.cluster import NodeInfo, NodeLoad
 from shared.protocol.ids import Role
 from tests.support.nats import NatsServer
 from tests.support.observer import Observer
-from tests.support.processes import spawn, tail, wait_until
+from tests.support.processes import free_port, spawn, tail, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES: dict[Role, str] = {
@@ -198,7 +197,7 @@ class Cluster:
             **self._fields.get(role, {}),
         }
         if role == "gateway":
-            fields.setdefault("port", self._ports.setdefault(node, _free_port()))
+            fields.setdefault("port", self._ports.setdefault(node, free_port()))
         flags = [
             word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))
         ]
@@ -220,12 +219,6 @@ def _serves(url: str) -> bool:
         return httpx.get(url, timeout=5.0).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.support.processes import program, spawn, tail, wait_until
+from tests.support.processes import free_port, program, spawn, tail, wait_until
 
 
 class NatsServer:
@@ -22,7 +21,7 @@ class NatsServer:
     def __init__(self, folder: Path, *, config: str = "") -> None:
         """`config`: lines of a nats-server configuration file, e.g. `max_payload: 2000`."""
         self.folder = folder
-        self.port = -1
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._config = folder / "nats.conf"
         self._config.write_text(config)
@@ -30,7 +29,6 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        assert self.port > 0, "never started"
         return f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -39,11 +37,11 @@ class NatsServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it (again), on the port it had before if any; return once it takes connections."""
+        """Start it (again), on the same port; return once it takes connections."""
         assert self._process is None, "already running"
         args = [program("nats-server"), "-a", "127.0.0.1", "-p", str(self.port), "-c", str(self._config)]
-        self._process = spawn([*args, "--ports_file_dir", str(self.folder)], log=self._log, cwd=self.folder)
-        wait_until(self._listening, 10.0, f"nats-server listens\n{tail(self._log)}")
+        self._process = spawn(args, log=self._log, cwd=self.folder)
+        wait_until(self._listening, 60.0, f"nats-server listens\n{tail(self._log)}")
 
     def stop(self) -> None:
         """Stop it in an orderly way; idempotent."""
@@ -74,21 +72,8 @@ class NatsServer:
     def _listening(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"nats-server ended\n{tail(self._log)}"
-        if self.port < 0:
-            self.port = self._port_from_file()
-        if self.port < 0:
-            return False
         with socket.socket() as s:
             return s.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def _port_from_file(self) -> int:
-        assert self._process is not None
-        ports = self.folder / f"nats-server_{self._process.pid}.ports"
-        try:
-            url: str = json.loads(ports.read_text())["nats"][0]
-        except (FileNotFoundError, ValueError):
-            return -1
-        return int(url.rsplit(":", 1)[1])
 
 
 @contextlib.asynccontextmanager

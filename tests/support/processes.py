@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -43,6 +45,20 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
     while not holds():
         assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that stays so while its owner restarts: not one of those that the system gives
+    to outgoing connections."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def program(name: str) -> str:

@@ -237,9 +237,7 @@ async def test_pitfall_7_5_it_ends_with_the_process_it_was_started_for(
         (service,) = [p for p in family if p.cmdline()[-1] == str(parent.pid) and p.name() != "sh"]
         parent.kill()
         parent.wait()
-        await until(
-            lambda: not service.is_running() or service.status() == psutil.STATUS_ZOMBIE, timeout_s=5.0
-        )
+        await until(lambda: not service.is_running() or service.status() == psutil.STATUS_ZOMBIE)
     finally:
         for process in family:
             if process.is_running():
