@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -23,7 +23,9 @@ from shared.core import (
     conductor,
     conductor_events,
     decode,
+    lifecycle,
     prefill,
+    request_events,
     steps,
     transfers,
     worker,
@@ -38,6 +40,8 @@ class Replayable(Struct, frozen=True):
     config: type
     vocabulary: tuple[ModuleType, ...]
     """Where its events and commands are defined."""
+    make: Callable[[Any], Any] | None = None
+    """From the config to the machine; None: the class does it."""
 
 
 MACHINES = {
@@ -47,6 +51,12 @@ MACHINES = {
         Replayable(cache.CacheMachine, cache.CacheConfig, (cache_events, worker)),
         Replayable(prefill.PrefillMachine, prefill.PrefillConfig, (worker, steps, transfers)),
         Replayable(decode.DecodeMachine, decode.DecodeConfig, (worker, steps, transfers)),
+        Replayable(
+            lifecycle.RequestMachine,
+            request_events.ChoiceSetup,
+            (request_events, worker),
+            lambda setup: lifecycle.RequestMachine(setup.spec, setup.config),
+        ),
     )
 }
 
@@ -141,7 +151,8 @@ def _union(base: type, modules: tuple[ModuleType, ...]) -> Any:
 
 def _made(event: MachineMade) -> Any:
     kind = MACHINES[event.machine]
-    return kind.machine(msgspec.msgpack.decode(event.config, type=kind.config))
+    config: Any = msgspec.msgpack.decode(event.config, type=kind.config)
+    return kind.machine(config) if kind.make is None else kind.make(config)
 
 
 def _chain(first: Record, rest: Iterator[Record]) -> Iterator[Record]:

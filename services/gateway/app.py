@@ -28,7 +28,9 @@ class GatewayApp:
         host, port = self._listener.getsockname()[:2]
         self.address = f"{config.advertise if config.advertise != config.bind else host}:{port}"
         load = partial(load_text, own_model=config.model)
-        self.gateway = Gateway(context.bus, config, context.incarnation, context.tasks, load)
+        self.gateway = Gateway(
+            context.bus, config, context.incarnation, context.tasks, load, context.recorder
+        )
         self._nats = NatsFront(self.gateway, context.bus)
         self._server = HttpServer(routes(self.gateway), self._listener, config.max_body_bytes)
         self._serving: asyncio.Task[None] | None = None

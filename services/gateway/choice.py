@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import structlog
 
 from services.gateway.calls import Calls
@@ -15,8 +16,9 @@ from services.gateway.outbox import TokenEntry, Update
 from services.gateway.stop import StopFinder
 from shared.core import request_events as ev
 from shared.core.lifecycle import RequestMachine
-from shared.core.machine import Event
+from shared.core.machine import Event, MachineMade
 from shared.core.worker import Ticked
+from shared.io.recorder import Recorder
 from shared.protocol.errors import Internal, TsukimiError
 from shared.protocol.sampling import TokenLogprob
 
@@ -42,6 +44,7 @@ class Choice:
         told: Callable[[Update], None],
         failed: Callable[[TsukimiError], None],
         wants_ids: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self.index = index
         self.machine = machine
@@ -53,6 +56,8 @@ class Choice:
         self._told = told
         self._failed = failed
         self._wants_ids = wants_ids
+        self._recorder = recorder
+        self._story: list[tuple[float, Event, list[Any]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._ended = False
@@ -61,7 +66,11 @@ class Choice:
         if isinstance(event, ev.ClientGone):
             self._ended = True
         try:
-            for command in self.machine.handle(event, time.monotonic()):
+            now = time.monotonic()
+            commands = self.machine.handle(event, now)
+            if self._recorder is not None:
+                self._story.append((now, event, commands))
+            for command in commands:
                 self._carry_out(command)
         except Exception:
             log.exception("request_machine_failed", request=self.machine.spec.request, choice=self.index)
@@ -76,6 +85,17 @@ class Choice:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._record()
+
+    def _record(self) -> None:
+        """The whole story in one piece, so that those of choices that ran at once are not mixed."""
+        story, self._story = self._story, []
+        if self._recorder is None or not story:
+            return
+        setup = ev.ChoiceSetup(self.machine.spec, self.machine.config)
+        made = MachineMade(type(self.machine).__name__, msgspec.msgpack.encode(setup))
+        for record in [(story[0][0], made, []), *story]:
+            self._recorder.record(*record)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

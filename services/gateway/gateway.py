@@ -28,6 +28,7 @@ from shared.core import request_events as ev
 from shared.core.machine import Event
 from shared.core.worker import BusLost
 from shared.io.bus import Bus
+from shared.io.recorder import Recorder
 from shared.protocol import subjects
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, TsukimiError, Unavailable
 from shared.protocol.ids import AttemptId, RequestId, new_request_id, request_of
@@ -45,7 +46,13 @@ ReadBody = Callable[[], Awaitable[Mapping[str, Any]]]
 
 class Gateway:
     def __init__(
-        self, bus: Bus, config: GatewayConfig, incarnation: str, tasks: asyncio.TaskGroup, load_text: LoadText
+        self,
+        bus: Bus,
+        config: GatewayConfig,
+        incarnation: str,
+        tasks: asyncio.TaskGroup,
+        load_text: LoadText,
+        recorder: Recorder | None = None,
     ) -> None:
         self.config = config
         self.cluster = Cluster(bus, config.node, config.lost_after_s, load_text, self._tell_all)
@@ -53,6 +60,7 @@ class Gateway:
         self.running: dict[RequestId, Generation] = {}
         self.draining = False
         self._bus = bus
+        self._recorder = recorder
         self._owner = Owner(config.node, incarnation)
         self._tasks = tasks
         self._calls = Calls(bus, config.call_s)
@@ -168,6 +176,7 @@ class Gateway:
             self._calls,
             self._cancel,
             self.config.buffer_bytes,
+            self._recorder,
         )
         self.running[request.id] = generation
         return generation

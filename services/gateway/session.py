@@ -18,6 +18,7 @@ from shared.core import request_events as ev
 from shared.core.blocks import block_keys
 from shared.core.lifecycle import RequestMachine
 from shared.core.machine import Event
+from shared.io.recorder import Recorder
 from shared.protocol.errors import Cancelled, TsukimiError
 from shared.protocol.ids import Incarnation, NodeId
 
@@ -47,6 +48,7 @@ class Generation:
         calls: Calls,
         cancel: CancelAttempt,
         buffer_bytes: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self.request = request
         self.text = text
@@ -64,6 +66,7 @@ class Generation:
                 self._told,
                 self._failed,
                 request.wants_ids,
+                recorder,
             )
             for i in range(request.choices)
         ]

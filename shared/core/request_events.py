@@ -59,6 +59,13 @@ class LifecycleConfig(Struct, frozen=True):
     """Nodes lost in a row under this request without one new token: then it is taken to be the cause."""
 
 
+class ChoiceSetup(Struct, frozen=True):
+    """All that a RequestMachine is made of, as recordings keep it."""
+
+    spec: ChoiceSpec
+    config: LifecycleConfig
+
+
 # -- events ----------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from shared.protocol.requests import TokenDelta
 from tests.support.fake_cluster import FakeCluster, memory_cluster, nats_cluster
 from tests.support.nats import NatsServer, nats_server
 from tests.support.until import until
+from tsukimi.replay import replay
 
 TEXT = "for ever"
 BODY: dict[str, Any] = {
@@ -203,3 +205,22 @@ async def outage(server: NatsServer, seconds: float) -> None:
     await asyncio.to_thread(server.kill)
     await asyncio.sleep(seconds)
     server.start()
+
+
+# -- recordings ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_recorded_run_with_a_failover_replays_identically(tmp_path: Path) -> None:
+    recording = tmp_path / "gateway.record"
+    async with memory_cluster(**QUICK, record=str(recording)) as cluster:
+        await cluster.add_decode("decode-1")
+
+        async def kill() -> None:
+            await cluster.decodes[0].stop()
+
+        await undisturbed_and(cluster, kill)
+        await cluster.idle()
+    result = replay(recording)
+    assert result.difference is None
+    assert result.restarts == 7  # eight choices, one after the other
+    assert result.events > 8 * 60

@@ -16,6 +16,7 @@ from shared.io.bus import Bus
 from shared.io.memory_bus import MemoryBroker
 from shared.io.nats_bus import connect
 from shared.io.presence import Presence
+from shared.io.recorder import Recorder
 from shared.io.service import Context
 from shared.protocol.ids import new_incarnation
 from tests.support.fake_nodes import FakeConductor, FakeDecode, FakePrefill
@@ -122,7 +123,8 @@ async def fake_cluster(open_bus: OpenBus, **config: Any) -> AsyncIterator[FakeCl
     tasks = Tasks()
     group = cast(asyncio.TaskGroup, tasks)
     presence = Presence(bus, "gateway", settings.node, incarnation, 0.1)
-    app = GatewayApp(Context(bus, settings, incarnation, group, presence, None), settings)
+    recorder = Recorder(settings.record) if settings.record else None
+    app = GatewayApp(Context(bus, settings, incarnation, group, presence, recorder), settings)
     cluster = FakeCluster(open_bus, app)
     await presence.begin(app, group)
     starting = asyncio.create_task(app.start())
