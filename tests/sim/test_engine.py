@@ -38,7 +38,7 @@ def decode(*contexts: int, up_to: int = 1, step: int = 1) -> RunStep:
 def test_a_prompt_takes_what_the_cost_model_says() -> None:
     bench = Bench()
     row = SequenceStep("a", 512, 1000, b"", (), SamplingParams())
-    assert bench.engine.start(RunStep(1, (row,))) == pytest.approx(compute_s(COST, 512, 1000))
+    bench.engine.start(RunStep(1, (row,)))
     bench.timeline.run()
     ((at, event),) = bench.done
     assert at == pytest.approx(compute_s(COST, 512, 1000))

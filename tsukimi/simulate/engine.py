@@ -46,8 +46,7 @@ class CostEngine:
         self._run: _Run | None = None
         self.busy_s = 0.0
 
-    def start(self, command: RunStep) -> float:
-        """Returns how long its (first) step takes."""
+    def start(self, command: RunStep) -> None:
         assert self._run is None, "a step is out"
         run = _Run(command, self._timeline.now)
         chunks = []
@@ -66,7 +65,6 @@ class CostEngine:
             run.growth_s = self._cost.step_token_s * decoding
         self._run = run
         self._end_after(run, run.steps)
-        return run.step_s
 
     def interrupt(self, command: InterruptRun) -> None:
         run = self._run

@@ -1,7 +1,8 @@
 """The data plane in simulated time: pulls, hand-overs and pool writes as flows over the hosts' links.
 
-Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, all but the last
-layer's, which goes when the step ends. Nothing is committed before all of it has arrived.
+Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, as if it were there
+from the step's start. Nothing is committed before the step ends and all of it has arrived (the last layer's time on the
+wire, which nothing could hide, is left out).
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ class Outflow:
         self._closed: Any = None
 
     def add(self, size_bytes: float) -> None:
+        """More is ready. It goes out with the next `flow` or `close`, or when what is under way has arrived."""
         self._ready_bytes += size_bytes
-        self._flow()
 
     def close(self, word: Any) -> None:
         """Nothing more comes; `arrived(word)` when the last byte has."""
         self._closed = word
-        if not self._flowing and not self._ready_bytes:
+        self.flow()
+        if not self._flowing:
             self._finish()
 
-    def _flow(self) -> None:
+    def flow(self) -> None:
         if self._ready_bytes and not self._flowing:
             size, self._ready_bytes, self._flowing = self._ready_bytes, 0.0, True
             self._hosts.start(self._source, self._target, size, self._flowed)
@@ -56,7 +58,7 @@ class Outflow:
     def _flowed(self, _: Any) -> None:
         self._flowing = False
         if self._ready_bytes:
-            self._flow()
+            self.flow()
         elif self._closed is not None:
             self._finish()
 
@@ -77,11 +79,10 @@ class Handoff:
         self._timeline = hosts.timeline
         self._out = Outflow(hosts, host, command.target.decode.host, self._arrived)
 
-    def computed(self, start: int, tokens: int, step_s: float) -> None:
+    def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins."""
-        late = tokens * self._layout.token_bytes / self._layout.layers
-        self._out.add(tokens * self._layout.token_bytes - late)
-        self._timeline.at(self._timeline.now + step_s, self._out.add, late)
+        self._out.add(tokens * self._layout.token_bytes)
+        self._out.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
         self._out.add(blocks * self._layout.block_bytes)
@@ -123,11 +124,12 @@ class PoolWrite:
         self._commit = ""
         self._timeline.send(self._open)
 
-    def computed(self, start: int, tokens: int, step_s: float) -> None:
+    def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins; the blocks it completes go out."""
         size = self._layout.block_tokens
         first = start // size
         self._send(range(first, (start + tokens) // size))
+        self._out.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
         self._send(range(first_block, first_block + blocks))
@@ -145,6 +147,7 @@ class PoolWrite:
     def _granted(self, grant: tuple[bytes, tuple[int, ...]]) -> None:
         self._landing, self._wanted = grant[0], frozenset(grant[1])
         self._send(self._early)
+        self._out.flow()
         if self._commit:
             self._out.close(self._commit)
 

@@ -102,14 +102,14 @@ class SimulatedWorker:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def _run_step(self, command: RunStep) -> None:
-        seconds = self.engine.start(command)
+        self.engine.start(command)
         if not (self._handoffs or self._pool_writes):
             return
         for s in command.sequences:
             for streams in (self._handoffs, self._pool_writes):
                 stream = streams.get(s.attempt)
                 if stream is not None:
-                    stream.computed(s.start, s.tokens, seconds)
+                    stream.computed(s.start, s.tokens)
 
     def _fetch(self, command: t.FetchBlocks) -> None:
         cache = self._peers.caches[command.source.holder.node]
