@@ -1,0 +1,268 @@
+"""The conductor as a process on a real nats-server, among nodes played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.io.bus import Bus
+from shared.io.nats_bus import connect
+from shared.protocol import subjects
+from shared.protocol.cluster import (
+    BlockEvents,
+    BlockSnapshotPart,
+    NodeInfo,
+    NodeLoad,
+    RollCall,
+    SnapshotAsked,
+)
+from shared.protocol.errors import Unavailable
+from shared.protocol.ids import BlockKey, Role
+from shared.protocol.requests import Placement, PlaceRequest
+from tests.support.cluster_of import COST, SPEC, keys, ref
+from tests.support.nats import NatsServer
+from tests.support.processes import spawn, tail
+from tests.support.until import until
+from tsukimi.replay import replay
+
+ROLES: dict[str, Role] = {"p-0": "prefill", "p-1": "prefill", "d-0": "decode", "c-0": "cache", "c-1": "cache"}
+
+
+class Cluster:
+    """Nodes that answer roll calls and snapshot requests, and beat. p-i and c-i are on one host."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.silent: set[str] = set()
+        self.held: dict[str, tuple[BlockKey, ...]] = {}
+        self.seqs = dict.fromkeys(ROLES, 0)
+        self.event_seqs = dict.fromkeys(ROLES, 0)
+        self.snapshots = 0
+        self.conductor: list[NodeInfo] = []
+        self._asked = 0
+
+    async def start(self) -> None:
+        await self.bus.subscribe(subjects.ROLL_CALL, RollCall, self._on_roll_call)
+        await self.bus.subscribe(subjects.ANNOUNCE, NodeInfo, self._on_announce)
+        for node in ROLES:
+            await self.bus.subscribe(subjects.snapshot(node), SnapshotAsked, self._snapshot_of(node))
+        await self._announce()
+
+    async def beat(self) -> None:
+        while True:
+            for node, role in ROLES.items():
+                if node in self.silent or not self.bus.connected:
+                    continue
+                self.seqs[node] += 1
+                load = NodeLoad(
+                    node,
+                    "1",
+                    role,
+                    self.seqs[node],
+                    "ready",
+                    kv_blocks=999,
+                    block_events_seq=self.event_seqs[node],
+                )
+                await self.bus.publish(subjects.heartbeat(role, node), load)
+            await asyncio.sleep(0.1)
+
+    async def store(self, node: str, stored: tuple[BlockKey, ...], *, lose: bool = False) -> None:
+        """`lose`: the event is not sent."""
+        self.event_seqs[node] += 1
+        self.held[node] = self.held.get(node, ()) + stored
+        if not lose:
+            await self.bus.publish(
+                subjects.blocks(node), BlockEvents(node, "1", self.event_seqs[node], stored=stored)
+            )
+
+    async def place(self, prompt_tokens: int = 320, *known: BlockKey) -> Placement:
+        self._asked += 1
+        request = PlaceRequest(f"r{self._asked}/0/0", "toy", prompt_tokens, known, 50, 9.0)
+        placement: Placement = await self.bus.request(subjects.PLACE, request, Placement, 5.0)
+        return placement
+
+    async def cached(self, *known: BlockKey) -> int:
+        return (await self.place(16 * len(known) + 1, *known)).cached_blocks
+
+    async def cached_becomes(self, blocks: int, *known: BlockKey) -> None:
+        async with asyncio.timeout(20.0):
+            while True:
+                if await self.cached(*known) == blocks:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def refused(self) -> None:
+        """Return once nobody can be placed."""
+        async with asyncio.timeout(20.0):
+            while True:
+                try:
+                    await self.place()
+                except Unavailable:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def placed(self) -> None:
+        """Return once the conductor answers."""
+        async with asyncio.timeout(20.0):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    await self.place()
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _announce(self) -> None:
+        for node, role in ROLES.items():
+            if node not in self.silent:
+                host = "g" if role == "decode" else f"h{node[-1]}"
+                info = NodeInfo(ref(node, host), role, "ready", model=SPEC, kv_blocks=999, cost=COST)
+                await self.bus.publish(subjects.ANNOUNCE, info)
+
+    async def _on_roll_call(self, _: RollCall) -> None:
+        await self._announce()
+
+    async def _on_announce(self, info: NodeInfo) -> None:
+        if info.role == "conductor":
+            self.conductor.append(info)
+
+    def _snapshot_of(self, node: str):  # type: ignore[no-untyped-def]
+        async def answer(_: SnapshotAsked) -> None:
+            self.snapshots += 1
+            part = BlockSnapshotPart(node, "1", self.event_seqs[node], 0, 1, self.held.get(node, ()))
+            await self.bus.publish(subjects.blocks(node), part)
+
+        return answer
+
+
+class ConductorProcess:
+    def __init__(self, nats_url: str, folder: Path) -> None:
+        self.record = folder / "conductor.events"
+        self.log = folder / "conductor.log"
+        self._nats_url = nats_url
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **fields: str) -> None:
+        settings = {"nats-url": self._nats_url, "record": str(self.record), "inline-tokens": "0"} | fields
+        flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self.process = spawn([sys.executable, "-m", "services.conductor", *flags], log=self.log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10.0)
+
+    async def end(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return await asyncio.to_thread(self.process.wait, 15.0)
+
+
+@pytest.fixture
+async def conductor(nats: NatsServer, tmp_path: Path) -> AsyncIterator[ConductorProcess]:
+    process = ConductorProcess(nats.url, tmp_path)
+    yield process
+    if process.process is not None and process.process.poll() is None:
+        process.kill()
+
+
+@pytest.fixture
+async def cluster(nats: NatsServer, conductor: ConductorProcess) -> AsyncIterator[Cluster]:
+    bus = await connect(nats.url, name="nodes")
+    cluster = Cluster(bus)
+    beating = asyncio.create_task(cluster.beat())
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        await bus.close()
+
+
+async def test_it_places_by_what_it_hears_and_its_recording_replays(
+    cluster: Cluster, conductor: ConductorProcess
+) -> None:
+    conductor.start()
+    await cluster.placed()
+    assert [i.stage for i in cluster.conductor][-1] == "ready"
+    head = keys(*range(1, 21))
+    assert await cluster.cached(*head) == 0
+    await cluster.store("c-1", head[:10])
+    await cluster.cached_becomes(10, *head)
+    placement = await cluster.place(16 * 20 + 1, *head)
+    assert [s.holder.node for s in placement.sources] == ["c-1"]
+    assert placement.decode is not None
+    assert placement.decode.node == "d-0"
+    assert placement.pool is not None
+    assert placement.reason
+    await asyncio.gather(*(cluster.place(100 + i) for i in range(100)))
+    assert await conductor.end() == 0, tail(conductor.log)
+    result = replay(conductor.record)
+    assert result.difference is None
+    assert result.events > 100
+
+
+async def test_pitfall_4_11_killed_and_restarted_it_knows_everything_again(
+    cluster: Cluster, conductor: ConductorProcess
+) -> None:
+    conductor.start()
+    await cluster.placed()
+    head = keys(*range(1, 21))
+    await cluster.store("c-0", head[:7])
+    await cluster.cached_becomes(7, *head)
+    conductor.kill()
+    with pytest.raises(Unavailable):
+        await cluster.place()
+    conductor.start()
+    await cluster.placed()
+    assert await cluster.cached(*head) == 7
+    assert conductor.process is not None
+    await conductor.end()
+    result = replay(conductor.record)
+    assert (result.difference, result.restarts) == (None, 1)
+
+
+async def test_pitfall_6_8_a_lost_event_is_mended(cluster: Cluster, conductor: ConductorProcess) -> None:
+    conductor.start()
+    await cluster.placed()
+    head = keys(*range(1, 21))
+    await cluster.store("c-0", head[:3])
+    await cluster.store("c-0", head[3:5], lose=True)
+    await cluster.cached_becomes(5, *head)
+
+
+async def test_pitfall_4_1_a_silent_node_gets_no_work_and_returns_when_heard(
+    cluster: Cluster, conductor: ConductorProcess
+) -> None:
+    conductor.start(**{"lost-after-s": "0.5"})
+    await cluster.placed()
+    cluster.silent.add("d-0")
+    await cluster.refused()
+    cluster.silent.clear()
+    await cluster.placed()
+
+
+async def test_pitfall_6_10_after_a_bus_outage_it_goes_on(
+    cluster: Cluster, conductor: ConductorProcess, nats: NatsServer
+) -> None:
+    conductor.start()
+    await cluster.placed()
+    head = keys(*range(1, 21))
+    await cluster.store("c-0", head[:4])
+    await asyncio.to_thread(nats.stop)
+    nats.start()
+    await until(lambda: cluster.bus.connected)
+    await cluster.placed()
+    await cluster.cached_becomes(4, *head)
+
+
+async def test_a_policy_that_does_not_exist_is_a_configuration_error(conductor: ConductorProcess) -> None:
+    conductor.start(policy="fastest")
+    assert conductor.process is not None
+    assert await asyncio.to_thread(conductor.process.wait, 30.0) == 78
+    assert "fastest" in tail(conductor.log)
