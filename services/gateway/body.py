@@ -21,7 +21,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except RecursionError as e:
         raise Invalid("the body is nested too deeply") from e
     except msgspec.DecodeError as e:
-        _name_bad_text(data)
+        _name_the_field(data)
         raise Invalid(f"the body is not valid JSON: {e}") from e
     if not isinstance(value, dict):
         raise Invalid("the body must be a JSON object")
@@ -30,7 +30,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def convert(value: Mapping[str, Any], type_: type[T]) -> T:
     """As a Struct, strictly; null counts as absent where a field may be absent."""
-    check_strings(value)
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as e:
@@ -39,15 +38,6 @@ def convert(value: Mapping[str, Any], type_: type[T]) -> T:
         if missing := re.search(r"missing required field `(\w+)`", message):
             param = f"{param}.{missing[1]}".removeprefix(".")
         raise Invalid(f"{param}: {message}" if param else message, param=param or None) from e
-
-
-def check_strings(value: Mapping[str, Any]) -> None:
-    """Lone surrogates are no text: refuse them by field."""
-    for path, text in _strings(value, ""):
-        try:
-            text.encode()
-        except UnicodeEncodeError as e:
-            raise Invalid(f"{path}: not valid Unicode: a lone surrogate", param=path) from e
 
 
 def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -62,15 +52,19 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
             todo += [(v, f"{path}[{i}]") for i, v in enumerate(value)]
 
 
-def _name_bad_text(data: bytes) -> None:
-    """JSON that only a lax parser takes: say which field spoils it."""
+def _name_the_field(data: bytes) -> None:
+    """Of JSON that only a lax parser takes (lone surrogates, numbers that are none): say which field spoils it."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         return
     if not isinstance(value, dict):
         return
-    check_strings(value)
+    for path, text in _strings(value, ""):
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise Invalid(f"{path}: not valid Unicode: a lone surrogate", param=path) from e
     for key, number in value.items():
         if isinstance(number, float) and not abs(number) < float("inf"):
             raise Invalid(f"{key}: {number} is not a number in JSON", param=key)

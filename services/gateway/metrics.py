@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from services.gateway.session import Generation
 from shared.core.membership import Member
-from shared.protocol.errors import Cancelled, Invalid, Overloaded, TsukimiError
+from shared.protocol.errors import Cancelled, Invalid, Overloaded, Unavailable
 
 log = structlog.get_logger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ class Metrics:
             raise
         finally:
             self._running.dec()
-            self._end(tracked, outcome_of(error), error)
+            self._end(tracked, outcome_of(error, tracked.generation is not None), error)
 
     def totals(self) -> dict[str, float]:
         """For heartbeats."""
@@ -159,7 +159,8 @@ class Metrics:
         }
 
 
-def outcome_of(error: BaseException | None) -> Outcome:
+def outcome_of(error: BaseException | None, began: bool) -> Outcome:
+    """`began`: the generation did; before, any refusal of ours is a rejection."""
     match error:
         case None:
             return "ok"
@@ -167,8 +168,9 @@ def outcome_of(error: BaseException | None) -> Outcome:
             return "rejected"
         case Cancelled() | asyncio.CancelledError() | GeneratorExit():
             return "aborted"
-        case TsukimiError() | _:
-            return "error"
+        case Unavailable() if not began:
+            return "rejected"
+    return "error"
 
 
 class NodeCollector(Collector):
