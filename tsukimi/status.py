@@ -36,6 +36,8 @@ class NodeStatus(Struct, frozen=True):
     host: str
     pid: int
     model: str
+    kv_token_bytes: int
+    """KV bytes of one token; 0 for nodes that serve no model."""
     running: int
     waiting: int
     kv_blocks: int
@@ -117,6 +119,7 @@ def _node(info: NodeInfo, load: NodeLoad | None) -> NodeStatus:
         node=info.ref.node, role=info.role, stage=load.stage if load is not None else info.stage, detail=info.detail,
         incarnation=info.ref.incarnation, host=info.ref.host, pid=info.pid,
         model=info.model.name if info.model is not None else "",
+        kv_token_bytes=info.model.layout.token_bytes if info.model is not None else 0,
         running=load.running if load is not None else 0, waiting=load.waiting if load is not None else 0,
         kv_blocks=(load.kv_blocks if load is not None else 0) or info.kv_blocks,
         kv_blocks_held=load.kv_blocks_held if load is not None else 0,

@@ -11,7 +11,6 @@ import pytest_asyncio
 
 from tests.support.ask import Answer, complete, many, stream
 from tests.support.launched import Launched, launched
-from tests.support.model import model_folder
 from tests.support.prompts import english_ids
 from tests.support.reference import greedy, logits_of
 
@@ -33,7 +32,7 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    flags = ("--model", str(model_folder()), "--dtype", "float32")
+    flags = ("--model", "smollm2-135m", "--dtype", "float32")
     with launched(tmp_path_factory.mktemp("exact") / "run", *flags) as running:
         yield running
 
@@ -91,7 +90,7 @@ async def test_a_seeded_sample_is_the_same_alone_and_among_eight(client: httpx.A
 
 async def test_bfloat16_teacher_forced_stays_within_a_logit_margin(tmp_path: Path) -> None:
     """Every token the bf16 cluster chose is, for float32 transformers given the same text, within 0.5 logits of best."""
-    with launched(tmp_path / "run", "--model", str(model_folder()), "--dtype", "bfloat16") as bf16:
+    with launched(tmp_path / "run", "--model", "smollm2-135m", "--dtype", "bfloat16") as bf16:
         async with httpx.AsyncClient(base_url=bf16.url) as http:
             for length, skip in ((1, 11), (16, 300), (49, 600), (300, 900)):
                 prompt = english_ids(length, skip=skip)

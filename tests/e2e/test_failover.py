@@ -15,7 +15,6 @@ import pytest_asyncio
 
 from tests.support.ask import Answer, body, follow
 from tests.support.launched import Launched, launched
-from tests.support.model import model_folder
 
 STREAMS = 8
 VICTIMS = ("decode-0", "prefill-0", "cache-0", "conductor-0", "nats")
@@ -27,7 +26,7 @@ REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])
 
 @pytest.fixture(scope="module", params=["toy:step_ms=25,prefill_us=200", REAL])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    model = str(model_folder()) if request.param == "real" else request.param
+    model = "smollm2-135m" if request.param == "real" else request.param
     flags = ["--model", model, "--prefill", "2", "--decode", "2", "--kv-memory", "512M"]
     if request.param == "real":
         flags += ["--dtype", "float32"]

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tests.support.launched import Launched, launched
-from tests.support.model import model_folder
 
 BLOCK = 16
 
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.real]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    with launched(tmp_path_factory.mktemp("prefix") / "run", "--model", str(model_folder())) as running:
+    with launched(tmp_path_factory.mktemp("prefix") / "run", "--model", "smollm2-135m") as running:
         yield running
 
 

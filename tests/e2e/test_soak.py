@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.ask import many, stream
 from tests.support.launched import Launched, launched
-from tests.support.model import model_folder
 from tests.support.prompts import english_ids
 
 STREAMS, AT_ONCE, NEW_TOKENS = 100, 16, 64
@@ -24,7 +23,7 @@ def _rss(cluster: Launched) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_a_hundred_streams_sixteen_at_a_time(tmp_path: Path) -> None:
-    with launched(tmp_path / "run", "--model", str(model_folder())) as cluster:
+    with launched(tmp_path / "run", "--model", "smollm2-135m") as cluster:
         limits = httpx.Limits(max_connections=AT_ONCE)
         async with httpx.AsyncClient(base_url=cluster.url, limits=limits) as client:
             runs, rss = [], []

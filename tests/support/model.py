@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,15 @@ import pytest
 from shared.io.models import DEFAULT_MODEL
 
 
-@pytest.fixture(scope="session")
-def small_model() -> Path:
+@cache
+def model_folder() -> Path:
     """Folder of the small model in Hugging Face format."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from shared.engine.fetch import fetch
 
     return fetch(DEFAULT_MODEL, print)
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Path:
+    return model_folder()
