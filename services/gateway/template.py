@@ -15,7 +15,10 @@ from shared.protocol.errors import Invalid
 
 
 class ChatTemplate:
-    """Compiled once; renders on any thread. The template is data of the model: it runs in Jinja's sandbox."""
+    """Compiled once; renders on any thread. The template is data of the model: it runs in Jinja's sandbox.
+
+    Raises Invalid for a source that is no template.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -24,7 +27,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as e:
+            raise Invalid(f"the model's chat template can't be used: {e}", param="model") from e
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:

@@ -18,8 +18,18 @@ class TokenText(Struct, frozen=True):
     """None for marks that stand for no text."""
 
 
+class SamplingDefaults(Struct, frozen=True):
+    """How the model's makers would have it sampled, for requests that do not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
 class TextModel(Protocol):
     """Immutable and thread-safe: long prompts are encoded on other threads."""
+
+    sampling: SamplingDefaults
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         """A conversation, ready for the assistant's next turn. Raises Invalid with what the template says."""

@@ -7,23 +7,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from services.gateway.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from services.gateway.template import ChatTemplate
-from services.gateway.text import TokenText
+from services.gateway.text import SamplingDefaults, TokenText
 from shared.protocol.errors import Invalid
 
 
 class TokenizerText:
     def __init__(self, folder: Path) -> None:
-        """Raises Invalid if the folder has no tokenizer.json."""
+        """Raises Invalid if the folder has no tokenizer.json, or one that can't be read."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise Invalid(f"{folder} has no tokenizer.json", param="model")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = _read_tokenizer(path)
         self._config = _read_json(folder / "tokenizer_config.json")
         self._template = _chat_template(folder, self._config)
+        self.sampling = _sampling_defaults(_read_json(folder / "generation_config.json"))
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {id_: token.content for id_, token in added.items()}
         self._marks = frozenset(id_ for id_, token in added.items() if token.special)
@@ -70,10 +72,20 @@ class TokenizerText:
         return piece.encode()
 
 
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises nothing more particular
+        raise Invalid(f"{path} is no tokenizer: {e}", param="model") from e
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise Invalid(f"{path} is not valid JSON: {e}", param="model") from e
     return content
 
 
@@ -98,3 +110,12 @@ def _bytes_of_char() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    """What generation_config.json says of sampling; where it says nothing, nothing is changed. Raises Invalid."""
+    given = {name: generation[name] for name in ("temperature", "top_p", "top_k") if generation.get(name) is not None}
+    try:
+        return msgspec.convert(given, SamplingDefaults)
+    except msgspec.ValidationError as e:
+        raise Invalid(f"generation_config.json: {e}", param="model") from e

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.gateway.detokenize import ByteDetokenizer, Detokenizer
-from services.gateway.text import TokenText
+from services.gateway.text import SamplingDefaults, TokenText
 from shared.engine.toy_text import BOS, EOS, ROLE
 
 MARKS = {BOS: "<bos>", EOS: "<eos>", ROLE: "<role>"}
 
 
 class ToyText:
+    sampling = SamplingDefaults()
+
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         ids: list[int] = []
         for message in messages:

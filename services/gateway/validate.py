@@ -81,6 +81,7 @@ def complete(
     encoded = _encode_chat(body, text) if isinstance(body, ChatBody) else _encode_prompts(body, spec, text)
     options = body.stream_options
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    defaults = text.sampling
     return GenerateRequest(
         id=id_,
         kind=checked.kind,
@@ -88,9 +89,9 @@ def complete(
         prompts=tuple(_fit(ids, body, spec, most_tokens) for ids in encoded),
         n=body.n or 1,
         sampling=SamplingParams(
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(0, body.top_k or 0),
+            temperature=defaults.temperature if body.temperature is None else body.temperature,
+            top_p=defaults.top_p if body.top_p is None else body.top_p,
+            top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
             seed=(fresh_seed if body.seed is None else body.seed) & U64,
             top_logprobs=top_logprobs,
             eos_token_ids=spec.eos_token_ids,

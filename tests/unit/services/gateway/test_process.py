@@ -16,7 +16,9 @@ import services.gateway.app, services.gateway.load_text
 heavy = {"torch", "transformers", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from services.gateway.template import ChatTemplate
 from services.gateway.tokenizer_text import TokenizerText
 from services.gateway.toy_text import ToyText
 from shared.engine.toy_text import ROLE
@@ -82,6 +83,14 @@ def test_tokens_on_their_own(text: TokenizerText) -> None:
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"tokenizer\.json"):
         TokenizerText(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(Invalid, match="no tokenizer"):
+        TokenizerText(tmp_path)
+
+
+def test_a_broken_template_is_refused() -> None:
+    with pytest.raises(Invalid, match="chat template can't be used"):
+        ChatTemplate("{% for %}", {})
 
 
 def test_the_toy_speaks_bytes() -> None:
