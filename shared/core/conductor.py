@@ -62,7 +62,7 @@ class ConductorMachine:
         self.membership = Membership(config.lost_after_s)
         self.index = BlockIndex(config.index_blocks)
         self.streams = BlockStreams(self.index)
-        self.roster = Roster(config.stale_s)
+        self.roster = Roster(config.stale_s, config.prior)
         self._placer = Placer(config, policy or policy_named(config.policy, options), self.roster, self.index)
         self._rolled_s = float("-inf")
         self.placed = 0
@@ -76,7 +76,7 @@ class ConductorMachine:
                 commands = self._changed(self.membership.loaded(load, now), now)
                 member = self.membership.get(load.node)
                 if member is not None and member.load is load:  # neither outdated nor another life's
-                    self.roster.reported(load, now)
+                    self.roster.reported(member, load, now)
                 self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
                 return commands + self._wishes(now)
             case BlocksChanged(events=events):

@@ -92,11 +92,11 @@ class BlockIndex:
         """Who holds the leading blocks of a prompt. Valid until the index changes."""
         holders = self._holders
         if not keys or keys[0] not in holders:
-            return Match([], self._bits)
+            return Match([], self._bits, self._names)
         masks = list(map(holders.get, keys, repeat(0)))
         masks.append(0)
         del masks[masks.index(0) :]
-        return Match(masks, self._bits)
+        return Match(masks, self._bits, self._names)
 
     def check(self) -> None:
         counted: dict[BlockKey, int] = {}
@@ -122,12 +122,13 @@ class BlockIndex:
 class Match:
     """The holders of one prompt's leading blocks, as far as anyone holds them."""
 
-    __slots__ = ("_bits", "_masks", "_runs")
+    __slots__ = ("_bits", "_masks", "runs")
 
-    def __init__(self, masks: list[int], bits: dict[NodeId, int]) -> None:
+    def __init__(self, masks: list[int], bits: dict[NodeId, int], names: dict[int, NodeId]) -> None:
         self._masks = masks
         self._bits = bits
-        self._runs = _runs(masks)
+        self.runs = _runs(masks, names)
+        """Length of the leading run of every node that holds the first block."""
 
     def __len__(self) -> int:
         """How many leading blocks somebody or other holds."""
@@ -135,23 +136,25 @@ class Match:
 
     def run(self, node: NodeId) -> int:
         """Length of the leading run that a node holds."""
-        return self._runs.get(self._bits.get(node, 0), 0)
+        return self.runs.get(node, 0)
 
-    def run_of_any(self, nodes: Iterable[NodeId]) -> int:
+    def run_of_any(self, nodes: Sequence[NodeId]) -> int:
         """Length of the leading run whose every block is held by one of the nodes or another."""
-        group = run = 0
+        runs, run = self.runs, 0
         for node in nodes:
-            bit = self._bits.get(node, 0)
-            group |= bit
-            own = self._runs.get(bit, 0)
+            own = runs.get(node, 0)
             if own > run:
                 run = own
+        if not run or run == len(self._masks):
+            return run
+        group = 0
+        for node in nodes:
+            group |= self._bits.get(node, 0)
         return self._end(group, run)
 
     def span(self, node: NodeId, start: int) -> int:
         """End of the contiguous run that a node holds from block `start` on; `start` if it does not hold that."""
-        bit = self._bits.get(node, 0)
-        return self._end(bit, max(start, self._runs.get(bit, 0)))
+        return self._end(self._bits.get(node, 0), max(start, self.runs.get(node, 0)))
 
     def _end(self, group: int, at: int) -> int:
         masks = self._masks
@@ -160,10 +163,10 @@ class Match:
         return at
 
 
-def _runs(masks: list[int]) -> dict[int, int]:
-    """Bit -> length of its leading run. Masks and-ed from the front only ever lose bits, so that each place where some
+def _runs(masks: list[int], names: dict[int, NodeId]) -> dict[NodeId, int]:
+    """Node -> length of its leading run. Masks and-ed from the front only ever lose bits, so that each place where some
     go is found by bisection."""
-    runs: dict[int, int] = {}
+    runs: dict[NodeId, int] = {}
     if not masks:
         return runs
     common = list(accumulate(masks, and_))
@@ -175,7 +178,7 @@ def _runs(masks: list[int]) -> dict[int, int]:
         here = common[at]
         while lost:
             bit = lost & -lost
-            runs[bit] = at
+            runs[names[bit]] = at
             lost ^= bit
     return runs
 

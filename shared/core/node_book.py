@@ -54,10 +54,16 @@ class NodeBook:
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
         """Harmless when the same attempt is assigned again."""
-        self._pending.pop(attempt, None)
+        again = self._pending.pop(attempt, None) is not None
         self._pending[attempt] = Assignment(now, work_s, tokens)
         self._busy_until_s = max(self._busy_until_s, now) + work_s
-        self._count(now)
+        if again or now > self._settled_until_s:
+            self._count(now)
+            return
+        self.requests += 1
+        self.waiting += 1
+        self.kv_tokens += tokens
+        self._settled_until_s = min(self._settled_until_s, now + PENDING_S)
 
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start; time that passes drains it."""

@@ -90,20 +90,25 @@ class Placer:
     def _with_room(
         self, peers: Sequence[Peer], request: PlaceRequest, blocks: int, now: float
     ) -> Sequence[Peer]:
-        large = [p for p in peers if p.fits(blocks)]
-        if peers and not large:
+        able: list[Peer] = []
+        fits = False
+        for peer in peers:
+            if peer.fits(blocks):
+                fits = True
+                peer.book.settle(now)
+                if not _full(peer):
+                    able.append(peer)
+        if peers and not fits:
             most = max(p.info.kv_blocks for p in peers)
             raise TooLarge(
                 f"the prompt needs {blocks} KV blocks, the largest node has {most}", param="messages"
             )
-        for peer in large:
-            peer.book.settle(now)
-        return usable([p for p in large if not _full(p)], request.avoid)
+        return usable(able, request.avoid)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def _plan(self, asked: _Asked) -> _Plan:
-        decoders = [self._decoder(p, asked) for p in asked.decodes]
+        decoders = self._decoders(asked)
         inline_ttft_s, inliner = self._best_inline(asked, decoders)
         if not asked.prefills:
             assert inliner is not None
@@ -134,24 +139,18 @@ class Placer:
 
     def _choose(self, asked: _Asked) -> Choice:
         best, holder = best_cache(asked.match, self._roster.caches)
-        layout, prior = asked.team.layout, self._config.prior
+        layout, now, match = asked.team.layout, asked.now, asked.match
         self._number += 1
+        candidates = [
+            Candidate(p.ref, p.host, p.cost, p.book.queue_s(now), p.book.requests, match.run_of_any(p.nearby))
+            for p in asked.prefills
+        ]
         return self._policy.place(
             PlaceView(
                 prompt_tokens=asked.request.prompt_tokens,
                 block_tokens=layout.block_tokens,
                 block_bytes=layout.block_bytes,
-                candidates=tuple(
-                    Candidate(
-                        p.ref,
-                        p.host,
-                        p.cost(prior),
-                        p.book.queue_s(asked.now),
-                        p.book.requests,
-                        self._local_blocks(p, asked.match),
-                    )
-                    for p in asked.prefills
-                ),
+                candidates=tuple(candidates),
                 best_blocks=best,
                 best_host=holder.host if holder else "",
                 links=self._config.links,
@@ -159,37 +158,27 @@ class Placer:
             )
         )
 
-    def _decoder(self, peer: Peer, asked: _Asked) -> Decoder:
-        book = peer.book
-        left = asked.request.prompt_tokens - len(asked.match) * asked.team.layout.block_tokens
-        worth_looking = left <= self._inline.max_tokens or not asked.prefills
-        return Decoder(
-            ref=peer.ref,
-            host=peer.host,
-            cost=peer.cost(self._config.prior),
-            requests=book.requests,
-            kv_tokens=book.kv_tokens,
-            free_blocks=peer.info.kv_blocks - book.held_blocks,
-            local_blocks=self._local_blocks(peer, asked.match) if worth_looking else 0,
-        )
+    def _decoders(self, asked: _Asked) -> list[Decoder]:
+        match, decoders = asked.match, []
+        for p in asked.decodes:
+            book = p.book
+            free = p.info.kv_blocks - book.held_blocks
+            local = match.run_of_any(p.nearby)
+            decoders.append(Decoder(p.ref, p.host, p.cost, book.requests, book.kv_tokens, free, local))
+        return decoders
 
     def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
         """The decode node that would have the first token soonest, if any should prefill by itself."""
         prompt, block_tokens = asked.request.prompt_tokens, asked.team.layout.block_tokens
         rule = self._inline if asked.prefills else InlineRule(max_tokens=prompt)
+        if prompt - len(asked.match) * block_tokens > rule.max_tokens:
+            return float("inf"), None
         best_s, best = float("inf"), None
         for decoder in decoders:
             ttft_s = rule.ttft_s(decoder, prompt, block_tokens)
             if ttft_s < best_s:
                 best_s, best = ttft_s, decoder
         return best_s, best
-
-    def _local_blocks(self, peer: Peer, match: Match) -> int:
-        """Leading blocks that its own memory or its host's cache nodes hold."""
-        if not len(match):
-            return 0
-        caches = self._roster.caches_on.get(peer.host, ())
-        return match.run_of_any([peer.ref.node, *[c.ref.node for c in caches]])
 
     def _inlined(self, asked: _Asked, decoder: Decoder, ttft_s: float) -> _Plan:
         tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)

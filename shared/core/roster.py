@@ -16,38 +16,32 @@ from shared.protocol.model import KVLayout, ModelSpec
 class Peer:
     """A ready life of a node."""
 
-    __slots__ = ("_member", "book", "host", "info", "ref", "suspect", "turn")
+    __slots__ = ("book", "cost", "host", "info", "load", "nearby", "node", "ref", "suspect", "turn")
 
-    def __init__(self, member: Member, book: NodeBook) -> None:
+    def __init__(self, book: NodeBook) -> None:
         self.book = book
         self.suspect = False
         """A request failed on it; until it is heard again, others are preferred."""
         self.turn = 0
         """Grows with each assignment: of equals, the one whose last is longest ago comes first."""
-        self.follow(member)
+        self.nearby: tuple[NodeId, ...] = ()
+        """Itself and the cache nodes of its host: whose blocks are local to it."""
 
-    def follow(self, member: Member) -> None:
-        """Its announcement may have changed."""
-        self._member = member
+    def follow(self, member: Member, prior: CostCoefficients) -> None:
+        """Its announcement or load may have changed. `prior`: the time model of one that announces none."""
         self.info: NodeInfo = member.info
         self.ref: NodeRef = member.info.ref
+        self.node = self.ref.node
         self.host = self.ref.host or f"={self.ref.node}"
         """The machine it is on; one that does not say so is on a machine of its own."""
-
-    @property
-    def load(self) -> NodeLoad | None:
-        return self._member.load
+        self.load = member.load
+        self.cost: CostCoefficients = (self.load.cost if self.load else None) or self.info.cost or prior
+        """The newest time model known."""
 
     @property
     def samples(self) -> int:
         """Measurements behind its time model."""
-        load = self._member.load
-        return load.cost_samples if load else 0
-
-    def cost(self, prior: CostCoefficients) -> CostCoefficients:
-        """The newest time model known."""
-        load = self._member.load
-        return (load.cost if load else None) or self.info.cost or prior
+        return self.load.cost_samples if self.load else 0
 
     def fits(self, blocks: int) -> bool:
         return blocks <= self.info.kv_blocks or not self.info.kv_blocks
@@ -68,8 +62,9 @@ class Team(Struct):
 class Roster:
     """Rebuilt from the membership whenever that changes; books of lives that go on are kept."""
 
-    def __init__(self, stale_s: float) -> None:
+    def __init__(self, stale_s: float, prior: CostCoefficients) -> None:
         self._stale_s = stale_s
+        self._prior = prior
         self._peers: dict[tuple[NodeId, Incarnation], Peer] = {}
         self._foreign: set[tuple[NodeId, Incarnation]] = set()
         self.teams: dict[str, Team] = {}
@@ -86,25 +81,27 @@ class Roster:
             life = (member.ref.node, member.ref.incarnation)
             if not member.ready or member.info.role not in ("prefill", "decode", "cache"):
                 continue
-            peer = self._peers.get(life)
-            if peer is None:
-                peer = Peer(member, NodeBook(self._stale_s))
-            else:
-                peer.follow(member)
+            peer = self._peers.get(life) or Peer(NodeBook(self._stale_s))
+            peer.follow(member, self._prior)
             if self._enrol(peer):
                 peers[life] = peer
             else:
                 foreign[life] = member.ref
         fresh = [ref for life, ref in foreign.items() if life not in self._foreign]
         self._peers, self._foreign = peers, set(foreign)
+        for peer in peers.values():
+            caches = [c.node for c in self.caches_on.get(peer.host, ()) if c is not peer]
+            peer.nearby = (peer.node, *caches)
         return fresh
 
     def peer(self, node: NodeId, incarnation: Incarnation) -> Peer | None:
         return self._peers.get((node, incarnation))
 
-    def reported(self, load: NodeLoad, now: float) -> None:
+    def reported(self, member: Member, load: NodeLoad, now: float) -> None:
+        """A member's newest load."""
         peer = self._peers.get((load.node, load.incarnation))
         if peer is not None:
+            peer.follow(member, self._prior)
             peer.book.reported(load, now)
             peer.suspect = False
 
@@ -132,7 +129,7 @@ class Roster:
 
 def usable(peers: Sequence[Peer], avoid: Sequence[tuple[NodeId, Incarnation]]) -> list[Peer]:
     """Those that have not just failed, as long as there are any. Whose last assignment is longest ago comes first."""
-    untried = [p for p in peers if (p.ref.node, p.ref.incarnation) not in avoid] if avoid else peers
+    untried = [p for p in peers if (p.node, p.ref.incarnation) not in avoid] if avoid else peers
     trusted = [p for p in untried if not p.suspect]
     return sorted(trusted or untried or peers, key=_turn)
 

@@ -12,8 +12,9 @@ from shared.protocol.requests import BlockSource
 def best_cache(match: Match, caches: Sequence[Peer]) -> tuple[int, Peer | None]:
     """The cache node that holds the longest leading run, if any holds one; among equals the least busy."""
     best, holder = 0, None
+    runs = match.runs
     for cache in caches:
-        run = match.run(cache.ref.node)
+        run = runs.get(cache.node, 0)
         if run and (run > best or (run == best and holder is not None and _busy(cache) < _busy(holder))):
             best, holder = run, cache
     return best, holder
@@ -28,7 +29,7 @@ def sources_for(
     at = 0
     while at < cached_blocks:
         end, holder = _furthest(match, near, at)
-        own_end = match.span(prefiller.ref.node, at) if holder is None else at
+        own_end = match.span(prefiller.node, at) if holder is None else at
         if holder is None and own_end == at:
             end, holder = _furthest(match, far, at)
         end = min(max(end, own_end), cached_blocks)
@@ -43,13 +44,15 @@ def sources_for(
 def pool_for(match: Match, near: Sequence[Peer], caches: Sequence[Peer]) -> Peer | None:
     """The own host's cache node, else any: the one with most of the prompt, so that a chain stays together, then the
     least busy one."""
-    return min(near or caches, key=lambda c: (-match.run(c.ref.node), *_busy(c)), default=None)
+    if len(near) == 1:
+        return near[0]
+    return min(near or caches, key=lambda c: (-match.run(c.node), *_busy(c)), default=None)
 
 
 def _furthest(match: Match, caches: Sequence[Peer], at: int) -> tuple[int, Peer | None]:
     end, holder = at, None
     for cache in caches:
-        reach = match.span(cache.ref.node, at)
+        reach = match.span(cache.node, at)
         if reach > end or (reach == end > at and holder is not None and _busy(cache) < _busy(holder)):
             end, holder = reach, cache
     return end, holder
