@@ -114,7 +114,11 @@ def _bytes_of_char() -> dict[str, int]:
 
 def _sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
     """What generation_config.json says of sampling; where it says nothing, nothing is changed. Raises Invalid."""
-    given = {name: generation[name] for name in ("temperature", "top_p", "top_k") if generation.get(name) is not None}
+    given = {
+        name: generation[name]
+        for name in ("temperature", "top_p", "top_k")
+        if generation.get(name) is not None
+    }
     try:
         return msgspec.convert(given, SamplingDefaults)
     except msgspec.ValidationError as e:

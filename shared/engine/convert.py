@@ -33,6 +33,9 @@ _TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""As the model's card recommends; the GGUF does not carry it."""
+
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write the model in `gguf` into `folder`, which must exist. Raises Invalid for another architecture."""
@@ -47,8 +50,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     model.load_state_dict(_weights(reader, config), strict=not config.tie_word_embeddings, assign=True)
     model.tie_weights()
     model.generation_config = hf.GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id,
+        do_sample=True, **SAMPLING,
+    )  # fmt: skip
     hf.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     for file in folder.glob("*.safetensors"):

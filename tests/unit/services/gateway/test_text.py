@@ -11,6 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from services.gateway.template import ChatTemplate
+from services.gateway.text import SamplingDefaults
 from services.gateway.tokenizer_text import TokenizerText
 from services.gateway.toy_text import ToyText
 from shared.engine.toy_text import ROLE
@@ -116,3 +117,16 @@ def test_the_real_model_decodes_in_pieces_as_at_once() -> None:
         assert "".join([*map(d.push, ids), d.finish()]) == tokenizer.decode(ids, skip_special_tokens=True)
     rendered = text.render([{"role": "user", "content": "The capital of France?"}], {})
     assert tokenizer.decode(rendered, skip_special_tokens=False).startswith("<|im_start|>system\n")
+
+
+def test_the_models_own_sampling_defaults_are_known(
+    folder: Path, tmp_path: Path, text: TokenizerText
+) -> None:
+    assert text.sampling == SamplingDefaults()
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.2, "top_k": null, "eos_token_id": 2}')
+    assert TokenizerText(tmp_path).sampling == SamplingDefaults(temperature=0.2)
+    (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
+    with pytest.raises(Invalid, match="top_p"):
+        TokenizerText(tmp_path)

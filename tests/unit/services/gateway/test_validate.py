@@ -10,6 +10,7 @@ import pytest
 from services.gateway.body import parse_object
 from services.gateway.errors import ContextExceeded
 from services.gateway.request import GenerateRequest
+from services.gateway.text import SamplingDefaults
 from services.gateway.toy_text import ToyText
 from services.gateway.validate import check_body, complete
 from shared.core.blocks import unpack_tokens
@@ -52,6 +53,19 @@ def test_defaults() -> None:
     assert r.sampling.top_logprobs is None
     assert r.prompts[0].max_new_tokens == 1000 - r.prompts[0].count
     assert completion().prompts[0].max_new_tokens == 16
+
+
+def test_what_a_request_leaves_open_the_model_decides() -> None:
+    text = ToyText()
+    text.sampling = SamplingDefaults(temperature=0.2, top_p=0.9, top_k=40)
+
+    def sampling(**more: Any) -> SamplingParams:
+        body = {"model": "toy", "messages": HELLO} | more
+        return complete(check_body("chat", body), SPEC, text, "r", FRESH_SEED, 0, 1 << 20).sampling
+
+    assert (sampling().temperature, sampling().top_p, sampling().top_k) == (0.2, 0.9, 40)
+    said = sampling(temperature=1, top_p=1, top_k=0)
+    assert (said.temperature, said.top_p, said.top_k) == (1.0, 1.0, 0)
 
 
 def test_nulls_are_absent() -> None:
