@@ -16,6 +16,7 @@ from services.gateway.validate import check_body, complete
 from shared.core.blocks import unpack_tokens
 from shared.engine.toy import toy_spec
 from shared.protocol.errors import Invalid
+from shared.protocol.sampling import SamplingParams
 
 SPEC = msgspec.structs.replace(toy_spec(), context_tokens=1000)
 HELLO = [{"role": "user", "content": "hello"}]
