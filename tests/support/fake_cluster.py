@@ -117,7 +117,8 @@ class Tasks:
 
 @contextlib.asynccontextmanager
 async def fake_cluster(open_bus: OpenBus, **config: Any) -> AsyncIterator[FakeCluster]:
-    settings = GatewayConfig(**({"node": "gateway-0", "advertise": "127.0.0.1", "port": 0} | config))
+    fields: dict[str, Any] = {"node": "gateway-0", "advertise": "127.0.0.1", "port": 0} | config
+    settings = GatewayConfig(**fields)
     bus = await open_bus()
     incarnation = new_incarnation()
     tasks = Tasks()

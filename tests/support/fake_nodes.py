@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Literal
 
 from msgspec import Struct
 
@@ -151,7 +152,7 @@ class FakeNode:
         work = self.work.get(message.attempt) or self.over.get(message.attempt)
         if work is None or message.attempt in self.cancelled:
             return AttemptState(message.attempt, "unknown")
-        state = "running" if message.attempt in self.work else "finished"
+        state: Literal["running", "finished"] = "running" if message.attempt in self.work else "finished"
         skip = max(0, message.from_index - work.first_index)
         delta = None
         if work.made[skip:] or work.finish:

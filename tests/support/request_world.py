@@ -8,13 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.core import request_events as ev
+from shared.core.attempt import State
 from shared.core.blocks import block_keys, pack_tokens, unpack_tokens
 from shared.core.lifecycle import RequestMachine
 from shared.core.machine import Event
 from shared.core.worker import BusFound, BusLost, Ticked
 from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef
-from shared.protocol.requests import AttemptState, Placement, PrefillJob, Reserved, ReserveRequest, TokenDelta
+from shared.protocol.requests import (
+    AttemptState,
+    FinishReason,
+    Placement,
+    PrefillJob,
+    Reserved,
+    ReserveRequest,
+    TokenDelta,
+)
 from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 BLOCK = 4
@@ -185,11 +194,11 @@ class World:
         delta = self.delta(command.attempt, first, made) if first < made or made == len(self.answer) else None
         ended = made == len(self.answer) or (made == node.last[command.attempt] and command.node[0] == "p")
         waits = command.node[0] == "d" and made == node.last[command.attempt]
-        state = "finished" if ended else "waiting" if waits else "running"
+        state: State = "finished" if ended else "waiting" if waits else "running"
         return ev.SyncAnswered(command.attempt, command.node, AttemptState(command.attempt, state, delta))
 
     def delta(self, attempt: str, first: int, end: int) -> TokenDelta:
-        finish = None
+        finish: FinishReason | None = None
         if end == len(self.answer):
             finish = "stop" if self.answer[-1] == EOS else "length"
         tokens = tuple(self.answer[first:end])
@@ -236,7 +245,7 @@ class World:
                 self.feed(event)
 
     def tokens_under_way(self) -> list[Callable[[], Event | None]]:
-        return [m for m in self.wire if m.__defaults__]  # type: ignore[attr-defined]
+        return [m for m in self.wire if m.__defaults__]
 
     def lose_tokens(self) -> None:
         if under_way := self.tokens_under_way():
@@ -272,23 +281,22 @@ class World:
             self.feed(Ticked())
 
     def chaos(self) -> None:
-        self.rng.choice(
-            [
-                self.deliver_one,
-                self.deliver_one,
-                self.deliver_one,
-                self.lose_tokens,
-                self.repeat_tokens,
-                self.kill,
-                self.restart,
-                self.toggle_bus,
-                lambda: self.let_time_pass(self.rng.choice([0.01, 0.2, 1.5])),
-                lambda: self.step(self.rng.choice(list(self.nodes.values()))),
-                lambda: self.step(self.rng.choice(list(self.nodes.values()))),
-                lambda: self.give_up(self.rng.choice(list(self.nodes.values()))),
-                lambda: setattr(self, "conductor", not self.conductor),
-            ]
-        )()
+        actions: list[Callable[[], object]] = [
+            self.deliver_one,
+            self.deliver_one,
+            self.deliver_one,
+            self.lose_tokens,
+            self.repeat_tokens,
+            self.kill,
+            self.restart,
+            self.toggle_bus,
+            lambda: self.let_time_pass(self.rng.choice([0.01, 0.2, 1.5])),
+            lambda: self.step(self.rng.choice(list(self.nodes.values()))),
+            lambda: self.step(self.rng.choice(list(self.nodes.values()))),
+            lambda: self.give_up(self.rng.choice(list(self.nodes.values()))),
+            lambda: setattr(self, "conductor", not self.conductor),
+        ]
+        self.rng.choice(actions)()
 
     def calm(self) -> None:
         """All is well again: whoever is up steps, nothing gets lost, time passes."""

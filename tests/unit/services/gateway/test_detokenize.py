@@ -11,7 +11,7 @@ from services.gateway.toy_text import token_bytes
 TEXTS = st.text(alphabet=st.sampled_from("ab é漢字😀👩‍👩‍👧 \n"), max_size=20)
 
 
-def window() -> Detokenizer:
+def window() -> WindowDetokenizer:
     return WindowDetokenizer(lambda ids: bytes(ids).decode("utf-8", "replace"))
 
 

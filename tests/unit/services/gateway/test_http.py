@@ -133,23 +133,19 @@ async def test_pitfall_8_3_an_answer_without_text_has_no_ttft(cluster: FakeClust
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
+BAD_FIELDS: list[tuple[str, Any]] = [
+    ("model", None), ("model", 1), ("messages", None), ("messages", []), ("messages", "x"), ("messages", {}),
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 0.5), ("max_tokens", 1e18), ("max_tokens", "1"),
+    ("max_tokens", 10**18), ("temperature", -1), ("temperature", 3), ("temperature", "x"), ("top_p", 0),
+    ("top_p", 2), ("top_k", 1.5), ("top_k", 9999999), ("n", 0), ("n", -1), ("n", 129), ("n", "2"),
+    ("seed", 1.5), ("stop", 1), ("stop", [""] ), ("stream", "true"), ("logprobs", 3), ("top_logprobs", 2),
+    ("logit_bias", {"1": 1}), ("tools", [{}]), ("response_format", {"type": "json_object"}),
+    ("stream_options", {"include_usage": True}), ("best_of", 2), ("presence_penalty", 1), ("ignore_eos", 1),
+]  # fmt: skip
+BAD_PROMPTS: list[Any] = [None, "", [], [""], [[]], ["a", 1], [-1], [320], {"a": 1}, 5, True]
 MALFORMED: list[tuple[str, Any, str | None]] = [
-    *[
-        (CHAT, chat(**{name: value}), name)
-        for name, value in [
-            ("model", None), ("model", 1), ("messages", None), ("messages", []), ("messages", "x"), ("messages", {}),
-            ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 0.5), ("max_tokens", 1e18), ("max_tokens", "1"),
-            ("max_tokens", 10**18), ("temperature", -1), ("temperature", 3), ("temperature", "x"), ("top_p", 0),
-            ("top_p", 2), ("top_k", 1.5), ("top_k", 9999999), ("n", 0), ("n", -1), ("n", 129), ("n", "2"),
-            ("seed", 1.5), ("stop", 1), ("stop", [""] ), ("stream", "true"), ("logprobs", 3), ("top_logprobs", 2),
-            ("logit_bias", {"1": 1}), ("tools", [{}]), ("response_format", {"type": "json_object"}),
-            ("stream_options", {"include_usage": True}), ("best_of", 2), ("presence_penalty", 1), ("ignore_eos", 1),
-        ]
-    ],
-    *[
-        ("/v1/completions", {"model": "toy", "prompt": value}, "prompt")
-        for value in (None, "", [], [""], [[]], ["a", 1], [-1], [320], {"a": 1}, 5, True)
-    ],
+    *[(CHAT, chat() | {name: value}, name) for name, value in BAD_FIELDS],
+    *[("/v1/completions", {"model": "toy", "prompt": value}, "prompt") for value in BAD_PROMPTS],
     (CHAT, chat(messages=[{"role": "user", "content": None}]), "messages[0].content"),
     (CHAT, chat(messages=[{"role": "king", "content": "x"}]), "messages[0].role"),
     (CHAT, b"", None),
@@ -158,7 +154,7 @@ MALFORMED: list[tuple[str, Any, str | None]] = [
     (CHAT, b'{"model":"toy","messages":[{"role":"user","content":"\\ud800"}]}', "messages[0].content"),
     (CHAT, b'{"model":"toy","temperature":NaN}', "temperature"),
     (CHAT, b"\xff\xfe", None),
-]  # fmt: skip
+]
 
 
 async def test_pitfall_1_5_malformed_requests_are_refused_by_name_and_harm_nobody(
@@ -304,7 +300,7 @@ async def test_small_writes_leave_at_once(cluster: FakeCluster) -> None:
     writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.readline()
     for connection in cluster.app._server.server_state.connections:
-        accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     writer.close()
 

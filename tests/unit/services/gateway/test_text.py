@@ -28,14 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level model folder whose tokenizer adds a BOS by itself."""
     path = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]
     )
     tokenizer.train_from_iterator(["the moon over the sea, 漢字 and 😀"] * 3, trainer)
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
-    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
     tokenizer.save(str(path / "tokenizer.json"))
