@@ -53,7 +53,9 @@ class NodeBook:
             self._busy_until_s += assignment.work_s
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
-        """Harmless when the same attempt is assigned again."""
+        """Harmless when the same attempt is assigned again, or is there already."""
+        if self._report is not None and attempt in self._report.attempts:
+            return
         again = self._pending.pop(attempt, None) is not None
         self._pending[attempt] = Assignment(now, work_s, tokens)
         self._busy_until_s = max(self._busy_until_s, now) + work_s
