@@ -38,7 +38,8 @@ class BlockPool:
         self._by_key: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, int] = {}
         self._cached = 0
-        self._heap: list[tuple[tuple[int, ...], int, int]] = []
+        self._heap: list[tuple[int, ...]] = []
+        """(*rank, stamp, page): flat, since comparing them is what takes the time."""
         self._clock = 0
         self._stored: dict[BlockKey, None] = {}
         self._removed: dict[BlockKey, None] = {}
@@ -171,16 +172,16 @@ class BlockPool:
         if page.key in self._children:
             return
         if len(self._heap) > 2 * len(self._pages) + 64:
-            self._heap = [e for e in self._heap if self._pages[e[2]].stamp == e[1]]
+            self._heap = [e for e in self._heap if self._pages[e[-1]].stamp == e[-2]]
             heapq.heapify(self._heap)
         self._clock += 1
         page.stamp = self._clock
-        heapq.heappush(self._heap, (self._policy.rank(page), page.stamp, number))
+        heapq.heappush(self._heap, (*self._policy.rank(page), page.stamp, number))
 
     def _evict_one(self) -> None:
         pages = self._pages
         while self._heap:
-            _, stamp, number = heapq.heappop(self._heap)
+            *_, stamp, number = heapq.heappop(self._heap)
             page = pages[number]
             if page.stamp == stamp and page.key not in self._children:
                 self._evict(number, page)
@@ -228,6 +229,6 @@ class BlockPool:
             if p.key is not None and p.parent is not None:
                 children[p.parent] = children.get(p.parent, 0) + 1
         assert children == self._children, "child counts are wrong"
-        candidates = {e[2] for e in self._heap if self._pages[e[2]].stamp == e[1]}
+        candidates = {e[-1] for e in self._heap if self._pages[e[-1]].stamp == e[-2]}
         leaves = {n for n in cached if self._pages[n].key not in children}
         assert leaves <= candidates, "an evictable page is not among the candidates"

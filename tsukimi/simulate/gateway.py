@@ -14,6 +14,7 @@ from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.requests import Placement, Reserved, TokenDelta
 from shared.protocol.sampling import SamplingParams
+from tsukimi.simulate.engine import TOKEN
 from tsukimi.simulate.measure import Measures
 from tsukimi.simulate.timeline import Timeline
 from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
@@ -48,8 +49,8 @@ class SimulatedGateway:
         self._ended = ended
         self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
         """By the attempt that is going on, with the request's number."""
-        self._middles: dict[AttemptId, tuple[int, list[int]]] = {}
-        """Tokens held back, with the index of the first."""
+        self._middles: dict[AttemptId, list[int]] = {}
+        """Tokens held back: index of the first, how many."""
         self._asks: dict[Ask, tuple[RequestMachine, int, Callable[[Any], Any]]] = {}
         """Questions out: who asked, and how an answer becomes an event."""
         self._ask = 0
@@ -85,14 +86,14 @@ class SimulatedGateway:
             if found is None:
                 continue
             if attempt in self._middles:
-                index, middle = self._middles[attempt]
-                middle += delta.tokens
+                middle = self._middles[attempt]
+                middle[1] += len(delta.tokens)
                 if delta.finish is None:
                     continue
                 del self._middles[attempt]
-                delta = TokenDelta(attempt, index, tuple(middle), (), delta.finish, delta.error)
+                delta = TokenDelta(attempt, middle[0], (TOKEN,) * middle[1], (), delta.finish, delta.error)
             elif delta.finish is None:  # the first ones go ahead
-                self._middles[attempt] = (delta.index + len(delta.tokens), [])
+                self._middles[attempt] = [delta.index + len(delta.tokens), 0]
             self._feed(*found, ev.TokensArrived(attempt, ref.node, ref.incarnation, delta))
 
     # -- inside ------------------------------------------------------------------------------------------------------

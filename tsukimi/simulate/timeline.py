@@ -24,7 +24,7 @@ class Timeline:
     def at(self, time: float, callback: Callback, argument: Any = None) -> None:
         """Call then (not before now)."""
         self._count += 1
-        heappush(self._heap, (max(time, self.now), self._count, callback, argument))
+        heappush(self._heap, (time if time > self.now else self.now, self._count, callback, argument))
 
     def send(self, callback: Callback, argument: Any = None) -> None:
         """Call when a control message sent now arrives."""
