@@ -71,24 +71,14 @@ class ModelEngine:
         servable.require_servable(model_config)
         servable.require_whole_weights(folder)
         hardware = hardware or choose(config.backend, config.dtype)
-        layout = servable.kv_layout(model_config, config.block_tokens, hardware.dtype)
-        if config.kv_bytes < layout.block_bytes:
-            raise Invalid(
-                f"kv_bytes {config.kv_bytes} hold no block of {layout.block_bytes} bytes", param="kv_bytes"
-            )
         if config.threads > 0:
             torch.set_num_threads(config.threads)
-        progress("digesting the weights", 0.05)
-        spec = _spec(found, model_config, layout, config.salt)
         progress("loading the weights", 0.1)
         model = hf.load_model(folder, DTYPES[hardware.dtype], hardware.device)
         attention = hf.probe(model)
-        if (attention.layers, attention.kv_heads, attention.head_dim) != (
-            layout.layers,
-            layout.kv_heads,
-            layout.head_dim,
-        ):
-            raise Invalid(f"the model computes other KV ({attention}) than its configuration says ({layout})")
+        layout = _layout(attention, config, hardware)
+        progress("digesting the weights", 0.4)
+        spec = _spec(found, model_config, layout, config.salt)
         arena = Arena(
             layout,
             config.kv_bytes // layout.block_bytes,
@@ -96,7 +86,11 @@ class ModelEngine:
         )
         engine = cls(model, spec, arena, *_attention(arena, attention, hardware))
         progress("trying one token", 0.9)
-        engine._require_sound()
+        try:
+            engine._require_sound()
+        except BaseException:
+            engine.close()
+            raise
         progress("ready", 1.0)
         return engine
 
@@ -215,6 +209,22 @@ def _written(batch: AttentionBatch, block_tokens: int) -> list[int]:
     return [page for span in batch.spans for page in span.pages[span.start // block_tokens :]]
 
 
+def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVLayout:
+    layout = KVLayout(
+        layers=seen.layers,
+        kv_heads=seen.kv_heads,
+        head_dim=seen.head_dim,
+        block_tokens=config.block_tokens,
+        dtype=hardware.dtype,
+        dtype_bytes=DTYPES[hardware.dtype].itemsize,
+    )
+    if config.kv_bytes < layout.block_bytes:
+        raise Invalid(
+            f"kv_bytes {config.kv_bytes} hold no block of {layout.block_bytes} bytes", param="kv_bytes"
+        )
+    return layout
+
+
 def _attention(arena: Arena, seen: hf.Attention, hardware: Hardware) -> tuple[Pages, AttentionBackend]:
     shape = AttentionShape(
         seen.query_heads, seen.kv_heads, seen.head_dim, arena.layout.block_tokens, seen.scale
@@ -235,9 +245,14 @@ def _spec(found: ModelPath, config: Any, layout: KVLayout, salt: str) -> ModelSp
         layout=layout,
         namespace=namespace_digest(
             weights=weights_digest(folder),
-            config=json.dumps(facts, sort_keys=True, default=str),
+            config=json.dumps(facts, sort_keys=True, default=_plain),
             dtype=layout.dtype,
             block_tokens=layout.block_tokens,
             salt=salt,
         ),
     )
+
+
+def _plain(value: object) -> object:
+    """What json does not know, the same in every process: sets have no order of their own."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)

@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 
 from shared.engine.weights import weights_files
 from shared.protocol.errors import Invalid
-from shared.protocol.model import KVLayout
 
 hf: Any = transformers
 
@@ -38,18 +37,6 @@ def require_servable(config: Any) -> None:
             raise Invalid(
                 f"{config.model_type} models of this kind cannot be served: {reason}", param="model"
             )
-
-
-def kv_layout(config: Any, block_tokens: int, dtype: str) -> KVLayout:
-    heads = config.num_attention_heads
-    return KVLayout(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        block_tokens=block_tokens,
-        dtype=dtype,
-        dtype_bytes=4 if dtype == "float32" else 2,
-    )
 
 
 def require_whole_weights(folder: Path) -> None:

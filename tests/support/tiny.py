@@ -23,8 +23,8 @@ SIZES = {
 
 
 def save_tiny(folder: Path, kind: str = "Llama", **config: Any) -> Path:
-    """Save a random `<kind>ForCausalLM`; the same arguments give the same weights."""
+    """Save a random causal model of `<kind>Config`; the same arguments give the same weights."""
     torch.manual_seed(1)
     settings = getattr(transformers, f"{kind}Config")(**{**SIZES, **config})
-    getattr(transformers, f"{kind}ForCausalLM")(settings).to(torch.bfloat16).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(settings).to(torch.bfloat16).save_pretrained(folder)
     return folder

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,23 @@ def test_pitfall_2_6_dtype_block_size_salt_rope_and_weights_separate_namespaces(
         spec(other_weights),
     ]
     assert len({s.namespace for s in specs}) == len(specs)
+
+
+def test_pitfall_2_3_a_process_with_another_hash_seed_names_the_same_namespace(folder: Path) -> None:
+    code = (
+        "import sys; from shared.engine.api import EngineConfig; from shared.engine.load import load_engine\n"
+        "config = EngineConfig(sys.argv[1], 'float32', kv_bytes=1 << 20, threads=1)\n"
+        "print(load_engine(config, lambda what, fraction: None).spec.namespace.hex())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert told.stdout.split()[-1] == spec(folder).namespace.hex()
 
 
 def test_backend_memory_place_and_stop_tokens_do_not(folder: Path, tmp_path: Path) -> None:
