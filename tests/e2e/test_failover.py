@@ -27,7 +27,8 @@ REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])
 @pytest.fixture(scope="module", params=["toy:step_ms=25,prefill_us=200", REAL])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     model = "smollm2-135m" if request.param == "real" else request.param
-    flags = ["--model", model, "--prefill", "2", "--decode", "2", "--kv-memory", "512M"]
+    flags = ["--model", model, "--prefill", "2", "--decode", "2", "--kv-memory", "256M", "--pool-memory", "256M"]
+    flags += ["--set", "conductor.inline_tokens=0"]  # every prompt goes by a prefill node
     if request.param == "real":
         flags += ["--dtype", "float32"]
     with launched(tmp_path_factory.mktemp("failover") / "run", *flags) as running:
@@ -37,13 +38,35 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def new_tokens(cluster: Launched) -> int:
     toy = any(n["model"].startswith("toy") for n in cluster.status()["nodes"])
-    return 120 if toy else 80
+    return 120 if toy else 60
 
 
 @pytest_asyncio.fixture
 async def client(cluster: Launched) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=cluster.url) as it:
         yield it
+
+
+class Undisturbed:
+    """What eight streams say when nobody is killed; asked once for each kind of request."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[list[int]]] = {}
+
+    async def tokens(
+        self, cluster: Launched, client: httpx.AsyncClient, new_tokens: int, **options: Any
+    ) -> Any:
+        key = repr(sorted(options.items()))
+        if key not in self._known:
+            self._known[key] = await Crowd(client, new_tokens, **options).run()
+            cluster.wait_idle()
+            assert cluster.counters("prefill")["accepted"] > 0
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def calm(cluster: Launched) -> Undisturbed:
+    return Undisturbed()
 
 
 class Crowd:
@@ -80,10 +103,9 @@ class Crowd:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_kill_dash_nine_under_eight_streams_changes_no_text(
-    cluster: Launched, client: httpx.AsyncClient, new_tokens: int, victim: str
+    cluster: Launched, client: httpx.AsyncClient, calm: Undisturbed, new_tokens: int, victim: str
 ) -> None:
-    undisturbed = await Crowd(client, new_tokens).run()
-    cluster.wait_idle()
+    undisturbed = await calm.tokens(cluster, client, new_tokens)
     killed: list[int] = []
 
     async def kill() -> None:
@@ -96,11 +118,10 @@ async def test_kill_dash_nine_under_eight_streams_changes_no_text(
 
 @pytest.mark.timeout(600)
 async def test_kill_dash_nine_of_a_prefill_node_while_it_prefills(
-    cluster: Launched, client: httpx.AsyncClient, new_tokens: int
+    cluster: Launched, client: httpx.AsyncClient, calm: Undisturbed, new_tokens: int
 ) -> None:
-    undisturbed = await Crowd(client, new_tokens, seed=3).run()
-    cluster.wait_idle()
-    crowd = Crowd(client, new_tokens, seed=3)
+    undisturbed = await calm.tokens(cluster, client, new_tokens)
+    crowd = Crowd(client, new_tokens)
     pid = cluster.pid("prefill-1")
     os.kill(pid, signal.SIGSTOP)  # whatever it is given from now on stays unanswered
 
@@ -113,10 +134,9 @@ async def test_kill_dash_nine_of_a_prefill_node_while_it_prefills(
 
 @pytest.mark.timeout(600)
 async def test_a_seeded_sample_is_the_same_across_a_failover(
-    cluster: Launched, client: httpx.AsyncClient, new_tokens: int
+    cluster: Launched, client: httpx.AsyncClient, calm: Undisturbed, new_tokens: int
 ) -> None:
-    undisturbed = await Crowd(client, new_tokens, temperature=0.8, seed=42).run()
-    cluster.wait_idle()
+    undisturbed = await calm.tokens(cluster, client, new_tokens, temperature=0.8, seed=42)
     killed: list[int] = []
 
     async def kill() -> None:
@@ -128,9 +148,9 @@ async def test_a_seeded_sample_is_the_same_across_a_failover(
 
 @pytest.mark.timeout(600)
 async def test_sigterm_of_a_decode_node_drains_without_an_error(
-    cluster: Launched, client: httpx.AsyncClient, new_tokens: int
+    cluster: Launched, client: httpx.AsyncClient, calm: Undisturbed, new_tokens: int
 ) -> None:
-    undisturbed = await Crowd(client, new_tokens).run()
+    undisturbed = await calm.tokens(cluster, client, new_tokens)
     told: list[int] = []
 
     async def term() -> None:
