@@ -1,14 +1,18 @@
 # A cache node: one host's share of the KVCache pool. No torch.
+FROM python:3.11-slim AS requirements
+COPY pyproject.toml Dockerfiles/requirements.py ./
+RUN python requirements.py > /requirements.txt
+
 FROM python:3.11-slim
 
 RUN useradd --uid 10001 --create-home tsukimi && install -d -o tsukimi -g tsukimi /models
 ENV PYTHONUNBUFFERED=1 TSUKIMI_CACHE=/models
 WORKDIR /app
 
-COPY pyproject.toml Dockerfiles/requirements.py ./
-RUN python requirements.py > requirements.txt && pip install --no-cache-dir -r requirements.txt
+COPY --from=requirements /requirements.txt ./
+RUN pip install --no-cache-dir -r requirements.txt
 
-COPY README.md ./
+COPY pyproject.toml README.md ./
 COPY shared shared
 COPY services services
 COPY tsukimi tsukimi

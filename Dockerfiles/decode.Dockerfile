@@ -1,4 +1,8 @@
 # A decode node: generates tokens from KVCache it is handed.
+FROM python:3.11-slim AS requirements
+COPY pyproject.toml Dockerfiles/requirements.py ./
+RUN python requirements.py engine model > /requirements.txt
+
 FROM python:3.11-slim
 
 RUN useradd --uid 10001 --create-home tsukimi && install -d -o tsukimi -g tsukimi /models
@@ -7,11 +11,10 @@ WORKDIR /app
 
 # PyTorch's own index of CPU builds, for instance: smaller than the default, which brings CUDA.
 ARG TORCH_INDEX=""
-COPY pyproject.toml Dockerfiles/requirements.py ./
-RUN python requirements.py engine model > requirements.txt \
- && pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.txt
+COPY --from=requirements /requirements.txt ./
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.txt
 
-COPY README.md ./
+COPY pyproject.toml README.md ./
 COPY shared shared
 COPY services services
 COPY tsukimi tsukimi
