@@ -22,7 +22,13 @@ class Bench:
         self.done.append((self.timeline.now, event))
 
     def _ran(
-        self, attempts: tuple[str, ...], started_s: float, steps: int, step_s: float, growth_s: float
+        self,
+        attempts: tuple[str, ...],
+        started_s: float,
+        ended_s: float,
+        steps: int,
+        step_s: float,
+        growth_s: float,
     ) -> None:
         self.ran.append((steps, step_s, growth_s))
 

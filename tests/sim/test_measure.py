@@ -40,10 +40,10 @@ def test_a_request_that_fails_after_its_first_token_counts_in_no_time_either() -
 
 def test_time_between_tokens_spans_runs_and_the_hand_over() -> None:
     measures = Measures(requests(1))
-    measures.ran(("a",), 0.0, 1, 1.0, 0.0)
-    measures.ran(("a", "b"), 1.5, 2, 0.1, 0.0)
-    measures.ran(("b",), 1.7, 5, 0.1, 0.0)
-    measures.ran(("a",), 9.0, 1, 0.1, 0.0)
+    measures.ran(("a",), 0.0, 1.0, 1, 1.0, 0.0)
+    measures.ran(("a", "b"), 1.5, 1.7, 2, 0.1, 0.0)
+    measures.ran(("b",), 1.7, 2.2, 5, 0.1, 0.0)
+    measures.ran(("a",), 9.0, 9.1, 1, 0.1, 0.0)
     measures.finished(0, "a", Finish("length", 1000, 4, 0))
     assert measures.summary()["tbt_s"]["mean"] == pytest.approx(9.1 - 1.7)
 

@@ -17,8 +17,8 @@ from tsukimi.simulate.timeline import Timeline
 TOKEN = 1
 """What every sequence says, all the time."""
 
-Ran = Callable[[tuple[AttemptId, ...], float, int, float, float], None]
-"""(sequences that sampled, run's start, steps, seconds of the first step, growth of each next one)."""
+Ran = Callable[[tuple[AttemptId, ...], float, float, int, float, float], None]
+"""(sequences that sampled, run's start and end, steps, seconds of the first step, growth of each next one)."""
 
 
 class _Run:
@@ -90,7 +90,7 @@ class CostEngine:
         self._run = None
         self.busy_s += seconds
         sampled = tuple(s.attempt for s in run.command.sequences if s.sample is not None)
-        self._ran(sampled, run.started_s, steps, run.step_s, run.growth_s)
+        self._ran(sampled, run.started_s, self._timeline.now, steps, run.step_s, run.growth_s)
         tokens = (TOKEN,) * steps
         results = tuple(
             SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in run.command.sequences

@@ -18,6 +18,16 @@ LONGEST_SHARE = 0.1
 """A request's TBT is the mean of so many of its longest intervals, as in the papers."""
 
 
+class _Story:
+    """When an attempt's tokens came."""
+
+    __slots__ = ("intervals", "last_s")
+
+    def __init__(self, first_s: float) -> None:
+        self.last_s = first_s
+        self.intervals: list[Interval] = []
+
+
 class Measures:
     """Collects as the run goes; `summary` at the end. The same run gives the same summary, bit for bit."""
 
@@ -27,8 +37,7 @@ class Measures:
         self._tbt_s: dict[int, float] = {}
         self._ended: dict[int, Finish] = {}
         self._errors: Counter[str] = Counter()
-        self._last_token_s: dict[AttemptId, float] = {}
-        self._intervals: dict[AttemptId, list[Interval]] = {}
+        self._stories: dict[AttemptId, _Story] = {}
 
     @property
     def done(self) -> int:
@@ -37,21 +46,29 @@ class Measures:
     # -- what happened -----------------------------------------------------------------------------------------------
 
     def ran(
-        self, attempts: tuple[AttemptId, ...], started_s: float, steps: int, step_s: float, growth_s: float
+        self,
+        attempts: tuple[AttemptId, ...],
+        started_s: float,
+        ended_s: float,
+        steps: int,
+        step_s: float,
+        growth_s: float,
     ) -> None:
-        """An engine ran `steps` steps that gave each of these a token each."""
-        first_s = started_s + step_s
-        last_s = started_s + steps * step_s + growth_s * (steps * (steps - 1) // 2)
-        longest = step_s + growth_s * (steps - 1)
+        """An engine ran `steps` steps, each a little longer than the last, that gave each of these a token each."""
+        all_of_them = (step_s + growth_s * (steps - 1), step_s, steps)
         for attempt in attempts:
-            before_s = self._last_token_s.get(attempt)
-            if before_s is not None:
-                intervals = self._intervals.setdefault(attempt, [])
-                gap_s = first_s - before_s
-                intervals.append((gap_s, gap_s, 1))
+            story = self._stories.get(attempt)
+            if story is None:
+                self._stories[attempt] = _Story(ended_s)
+                continue
+            if story.last_s == started_s:  # it was in the run before, too
+                story.intervals.append(all_of_them)
+            else:
+                gap_s = started_s + step_s - story.last_s
+                story.intervals.append((gap_s, gap_s, 1))
                 if steps > 1:
-                    intervals.append((longest, step_s + growth_s, steps - 1))
-            self._last_token_s[attempt] = last_s
+                    story.intervals.append((all_of_them[0], step_s + growth_s, steps - 1))
+            story.last_s = ended_s
 
     def delivered(self, number: int, command: Deliver, now: float) -> None:
         if command.index == 0:
@@ -59,10 +76,9 @@ class Measures:
 
     def finished(self, number: int, attempt: AttemptId, command: Finish) -> None:
         self._ended[number] = command
-        self._last_token_s.pop(attempt, None)
-        intervals = self._intervals.pop(attempt, None)
-        if intervals:
-            self._tbt_s[number] = mean_of_longest(intervals)
+        story = self._stories.pop(attempt, None)
+        if story is not None and story.intervals:
+            self._tbt_s[number] = mean_of_longest(story.intervals)
 
     def failed(self, number: int, error: WireError) -> None:
         """Its times count nowhere."""

@@ -41,7 +41,9 @@ class Flow:
         self._at = 0.0
 
     def advance_to(self, now: float) -> None:
-        moved = self.left_bytes if now >= self.finish_at else min(self.left_bytes, self.rate * (now - self._at))
+        moved = (
+            self.left_bytes if now >= self.finish_at else min(self.left_bytes, self.rate * (now - self._at))
+        )
         self.left_bytes -= moved
         for link in self.links:
             link.moved_bytes += moved
