@@ -122,9 +122,8 @@ def chat(
     model: ModelOption = "",
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token.")
-    ] = 0.2,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
+        float | None, typer.Option(min=0.0, max=2.0, help="Default: what the model's makers advise.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 512,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
@@ -134,7 +133,9 @@ def chat(
     from tsukimi.client import Client
 
     client = Client(where.http_url(url, run_dir))
-    options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    options: dict[str, float] = {"max_tokens": max_tokens}
+    if temperature is not None:
+        options["temperature"] = temperature
     try:
         ch.repl(ch.Chat(client, model or client.first_model(), system, options), Console())
     finally:
