@@ -121,7 +121,8 @@ class CacheMachine:
             return [c.GrantPut(event.landing, (), ())]
         full = [event.namespace + key for key in event.keys]
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
-        lacking = [i for i in range(len(here), len(full)) if self._is_lacking(full[i])]
+        coming, pool = self._coming, self.pool
+        lacking = [i for i in range(len(here), len(full)) if full[i] not in coming and full[i] not in pool]
         share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)
@@ -135,9 +136,6 @@ class CacheMachine:
         self._put_pages += len(pages)
         self._puts[event.landing] = _Put(wanted, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, tuple(wanted), tuple(pages))]
-
-    def _is_lacking(self, key: BlockKey) -> bool:
-        return key not in self._coming and not self.pool.peek((key,))
 
     def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
         for landing in landings:

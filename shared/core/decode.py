@@ -88,9 +88,11 @@ class DecodeMachine(ReservingMachine):
         for s, _ in plan:
             if not s.decoding:
                 return 1
-            repeats = min(
-                repeats, s.max_new_tokens - len(s.answer.tokens), len(s.pages) * block_tokens - s.computed
-            )
+            wanted, room = s.max_new_tokens - len(s.answer.tokens), len(s.pages) * block_tokens - s.computed
+            if wanted < repeats:
+                repeats = wanted
+            if room < repeats:
+                repeats = room
         return repeats
 
     def _sampled(self, sequence: DecodeSequence, delta: TokenDelta, now: float) -> None:
@@ -139,7 +141,7 @@ class DecodeMachine(ReservingMachine):
             else sequence.keys
         )
         full = min(len(keys), sequence.computed // config.block_tokens)
-        for block in range(sequence.keyed, full):
+        for block in range(sequence.keyed, full) if self.pool.keeps else ():
             self.pool.register(sequence.pages[block], keys[block], keys[block - 1] if block else None)
         self.pool.unpin(sequence.pages[full:])
         del sequence.pages[full:]

@@ -106,15 +106,17 @@ class BlockPool:
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock += 1
+        table, free = self._pages, self._free
         for number in reversed(pages):
-            page = self._pages[number]
-            if page.refs <= 0:
+            page = table[number]
+            refs = page.refs - 1
+            if refs < 0:
                 raise ValueError(f"page {number} is not held")
-            page.refs -= 1
-            if page.refs:
+            page.refs = refs
+            if refs:
                 continue
             if page.key is None:
-                self._free.append(number)
+                free.append(number)
                 continue
             self._cached += 1
             page.used_at = self._clock
@@ -146,6 +148,10 @@ class BlockPool:
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
         return longest_run(keys, self._by_key)  # type: ignore[arg-type]
+
+    def __contains__(self, key: BlockKey) -> bool:
+        """Whether a page has it."""
+        return key in self._by_key
 
     def key_of(self, page: int) -> BlockKey | None:
         return self._pages[page].key

@@ -81,8 +81,9 @@ class Sequence(Struct, kw_only=True, eq=False):
         if not kept:
             return None
         answer.tokens.extend(kept)
-        logprobs = logprobs[: len(kept)]
-        answer.logprobs.extend(logprobs)
+        if logprobs:
+            logprobs = logprobs[: len(kept)]
+            answer.logprobs.extend(logprobs)
         self.wanted = self.prompt_tokens + len(answer.tokens)
         cached = answer.cached_tokens if index == 0 else None
         answer.finish = finish
