@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from shared.core.machine import Command, Event
 from shared.io.driver import Driver
-from tsukimi.local import supervision as sv
+from tsukimi.local import supervision_events as sv
 from tsukimi.local.plan import NATS
 from tsukimi.local.processes import ProcessId, identify, send, spawn
 from tsukimi.local.report import Report
 from tsukimi.local.rundir import ClusterPhase, ClusterState, ProcessState, RunDir, display_path, tail
+from tsukimi.local.supervision import Supervisor
 from tsukimi.local.watch import watch_nats, watch_nodes
 from tsukimi.probe import http_status
 
@@ -51,7 +52,7 @@ class Launcher:
         self._model = model
         self._report = report
         self._summary = summary
-        self._supervisor = sv.Supervisor(specs)
+        self._supervisor = Supervisor(specs)
         self._running: dict[str, ProcessId] = {}
         self._ready = False
         self._error = ""

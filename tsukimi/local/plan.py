@@ -12,7 +12,7 @@ from msgspec import Struct
 from shared.protocol.ids import Role
 from tsukimi.errors import ToolError
 from tsukimi.local import nats
-from tsukimi.local.supervision import ServiceSpec
+from tsukimi.local.supervision_events import ServiceSpec
 
 MODULES: dict[Role, str] = {
     "gateway": "services.gateway",

@@ -9,7 +9,7 @@ from shared.io.nats_bus import connect
 from shared.protocol.cluster import NodeInfo, RollCall
 from shared.protocol.subjects import ANNOUNCE, ROLL_CALL
 from tsukimi.local import nats
-from tsukimi.local.supervision import StageSeen
+from tsukimi.local.supervision_events import StageSeen
 
 POLL_S = 0.05
 

@@ -15,7 +15,7 @@ from tsukimi.local.plan import (
     plan,
     threads_each,
 )
-from tsukimi.local.supervision import ServiceSpec
+from tsukimi.local.supervision_events import ServiceSpec
 
 
 def specs(options: ClusterOptions) -> dict[str, ServiceSpec]:

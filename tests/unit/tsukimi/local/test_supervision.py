@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.machine import Command, Event
-from tsukimi.local.supervision import (
+from tsukimi.local.supervision import RestartPolicy, Supervisor, describe_exit
+from tsukimi.local.supervision_events import (
     CONFIG_ERROR,
     Finish,
     LaunchAsked,
@@ -12,7 +13,6 @@ from tsukimi.local.supervision import (
     ProcessStarted,
     ReportFailure,
     ReportReady,
-    RestartPolicy,
     ServiceSpec,
     ShowStage,
     SignalProcess,
@@ -20,10 +20,8 @@ from tsukimi.local.supervision import (
     StartFailed,
     StartProcess,
     StopAsked,
-    Supervisor,
     Tell,
     Ticked,
-    describe_exit,
 )
 
 SPECS = (

@@ -1,0 +1,124 @@
+"""What happens to the processes of a local cluster, and what the supervisor has done about it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from shared.core.machine import Command, Event
+
+CONFIG_ERROR = 78
+"""Exit code of a service whose configuration can never work: restarting it would loop for ever."""
+
+Phase = Literal["waiting", "starting", "running", "backing_off", "gone"]
+
+
+class ServiceSpec(Struct, frozen=True):
+    """One process of the cluster."""
+
+    name: str
+    argv: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    """Services that must have been ready once before this one starts."""
+    stop_wave: int = 0
+    """Lower waves are stopped first; the next begins when the last one's processes are gone."""
+    grace_s: float = 12.0
+    """From SIGTERM to SIGKILL."""
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+class LaunchAsked(Event, frozen=True):
+    pass
+
+
+class ProcessStarted(Event, frozen=True):
+    name: str
+    pid: int
+
+
+class StartFailed(Event, frozen=True):
+    name: str
+    error: str
+
+
+class ProcessExited(Event, frozen=True):
+    """`code` is negative for a signal, as in subprocess."""
+
+    name: str
+    code: int
+
+
+class StageSeen(Event, frozen=True):
+    """A node said where it is. Of other lives than the running one: ignored."""
+
+    name: str
+    pid: int
+    stage: str
+    detail: str = ""
+
+
+class StopAsked(Event, frozen=True):
+    """Said again, it kills at once whatever is still there."""
+
+    reason: str = ""
+
+
+class Ticked(Event, frozen=True):
+    pass
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+class StartProcess(Command, frozen=True):
+    """Ends in ProcessStarted or StartFailed; a started one in ProcessExited."""
+
+    name: str
+
+
+class SignalProcess(Command, frozen=True):
+    name: str
+    pid: int
+    kill: bool = False
+
+
+class Tell(Command, frozen=True):
+    """A line for the person watching."""
+
+    name: str
+    text: str
+
+
+class ShowStage(Command, frozen=True):
+    name: str
+    stage: str
+    detail: str = ""
+
+
+class ReportReady(Command, frozen=True):
+    """Every service is ready; said once."""
+
+
+class ReportFailure(Command, frozen=True):
+    """The cluster cannot go on because of `name`; it is being stopped."""
+
+    name: str
+    why: str
+
+
+class Finish(Command, frozen=True):
+    """No process is left."""
+
+    failed: bool
+
+
+class ServiceView(Struct, frozen=True):
+    name: str
+    phase: Phase
+    pid: int
+    stage: str
+    detail: str
+    restarts: int
