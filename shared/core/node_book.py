@@ -25,7 +25,7 @@ class NodeBook:
 
     __slots__ = (
         "_busy_until_s", "_pending", "_report", "_reported_s", "_settled_until_s", "_stale_s",
-        "held_blocks", "kv_tokens", "requests", "waiting",
+        "held_blocks", "kv_tokens", "pending_tokens", "requests", "waiting",
     )  # fmt: skip
 
     def __init__(self, stale_s: float = STALE_S) -> None:
@@ -39,6 +39,8 @@ class NodeBook:
         """Attempts it has or is about to have."""
         self.waiting = 0
         self.kv_tokens = 0
+        self.pending_tokens = 0
+        """Those of kv_tokens that no report counts yet."""
         self.held_blocks = 0
         """As reported."""
 
@@ -65,6 +67,7 @@ class NodeBook:
         self.requests += 1
         self.waiting += 1
         self.kv_tokens += tokens
+        self.pending_tokens += tokens
         self._settled_until_s = min(self._settled_until_s, now + PENDING_S)
 
     def queue_s(self, now: float) -> float:
@@ -80,6 +83,7 @@ class NodeBook:
         reported = self._report.attempts if self._report is not None else ()
         assert not self._pending.keys() & set(reported), "counted twice"
         assert self.requests == len(self._pending) + len(reported), "requests do not add up"
+        assert self.pending_tokens == sum(a.tokens for a in self._pending.values()), "tokens do not add up"
 
     def _count(self, now: float) -> None:
         if self._report is not None and now - self._reported_s > self._stale_s:
@@ -94,6 +98,7 @@ class NodeBook:
         self._settled_until_s = float("inf")
         for assignment in self._pending.values():
             self.kv_tokens += assignment.tokens
+        self.pending_tokens = self.kv_tokens
         if self._pending:
             self._settled_until_s = next(iter(self._pending.values())).at_s + PENDING_S
         if report := self._report:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from shared.core.cost import prefill_s, transfer_s
@@ -120,7 +121,8 @@ class KVCacheCentric(Struct, frozen=True):
     def place(self, view: PlaceView) -> Choice:
         best = min((self._option(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
         how = "pulled" if best.remote else "local"
-        return _because(best, f"least TTFT of {len(view.candidates)}: {best.cached_blocks} blocks {how}")
+        reason = f"least TTFT of {len(view.candidates)}: {best.cached_blocks} blocks {how}"
+        return msgspec.structs.replace(best, reason=reason)
 
     def _option(self, view: PlaceView, candidate: Candidate) -> Choice:
         if view.best_blocks > self.balancing_threshold * candidate.local_blocks:
@@ -133,9 +135,8 @@ class CacheAware(Struct, frozen=True):
 
     def place(self, view: PlaceView) -> Choice:
         best = min((local_choice(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
-        return _because(
-            best, f"least queue + prefill of {len(view.candidates)}: {best.cached_blocks} blocks local"
-        )
+        reason = f"least queue + prefill of {len(view.candidates)}: {best.cached_blocks} blocks local"
+        return msgspec.structs.replace(best, reason=reason)
 
 
 class LoadBalance(Struct, frozen=True):
@@ -187,15 +188,3 @@ def policy_named(name: str, options: PolicyOptions) -> Policy:
     except (ImportError, AttributeError) as e:
         raise Invalid(f"policy {name!r} can't be loaded: {e}", param="policy") from e
     return policy
-
-
-def _because(choice: Choice, reason: str) -> Choice:
-    return Choice(
-        candidate=choice.candidate,
-        cached_blocks=choice.cached_blocks,
-        queue_s=choice.queue_s,
-        transfer_s=choice.transfer_s,
-        prefill_s=choice.prefill_s,
-        reason=reason,
-        remote=choice.remote,
-    )

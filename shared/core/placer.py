@@ -159,10 +159,10 @@ class Placer:
         )
 
     def _decoders(self, asked: _Asked) -> list[Decoder]:
-        match, decoders = asked.match, []
+        match, block_tokens, decoders = asked.match, asked.team.layout.block_tokens, []
         for p in asked.decodes:
             book = p.book
-            free = p.info.kv_blocks - book.held_blocks
+            free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
             local = match.run_of_any(p.nearby)
             decoders.append(Decoder(p.ref, p.host, p.cost, book.requests, book.kv_tokens, free, local))
         return decoders
