@@ -39,8 +39,8 @@ class Engine(Protocol):
     ) -> list[SequenceResult]:
         """Run one step over the batch; results in order. Blocks the calling thread.
 
-        Before it goes on to the next layer it calls on_layer(i): by then layer i's K and V of all the step's tokens are in
-        the pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
+        Before it goes on to the next layer it calls on_layer(i): by then layer i's K and V of all the step's tokens are
+        in the pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
         (bit-equal for the toy engine; up to floating-point rounding of the logits for models).
         A sequence that alone goes wrong gets `error`; anything that raises means the whole step is void.
         """

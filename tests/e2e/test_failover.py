@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from tests.support.ask import Answer, body, follow
 from tests.support.launched import Launched, launched
+from tests.support.until import until
 
 STREAMS = 8
 VICTIMS = ("decode-0", "prefill-0", "cache-0", "conductor-0", "nats")
@@ -86,8 +87,7 @@ class Crowd:
             for i in range(STREAMS):
                 tasks.create_task(self._one(i))
             if then is not None:
-                while min(len(a.token_ids) for a in self.answers) < after_tokens:
-                    await asyncio.sleep(0.01)
+                await until(lambda: min(len(a.token_ids) for a in self.answers) >= after_tokens, 300)
                 await then()
                 assert any(a.finish_reason is None for a in self.answers), "too late: all streams had ended"
         for answer in self.answers:

@@ -49,7 +49,7 @@ async def stream(client: httpx.AsyncClient, prompt: str | Sequence[int], max_tok
 
 
 async def follow(client: httpx.AsyncClient, request: dict[str, Any], answer: Answer) -> None:
-    """Stream into `answer` as it comes. Raises on anything but one clean stream: text, one finish_reason, usage, [DONE]."""
+    """Stream into `answer` as it comes. Raises unless it is one clean stream: text, one finish_reason, usage, [DONE]."""
     request = request | {"stream": True, "stream_options": {"include_usage": True}}
     done = False
     async with client.stream("POST", "/v1/completions", json=request, timeout=TIMEOUT) as reply:

@@ -15,7 +15,7 @@ clay to the sea; over thousands of years the sediment becomes stone, and the sto
 leaves at nine with a speed of 80 kilometres an hour meets another that left at ten. Bread needs flour, water, salt and
 time. Engineers measure twice and cut once; economists estimate, argue, and estimate again. The committee decided, by a
 vote of seven to four, to keep the bridge open during the winter. Photosynthesis turns light into sugar, and nearly all
-that lives depends on it. She wrote the program in an afternoon and spent the following week removing what it did not need.
+that lives depends on it. She wrote the program in an afternoon and spent the week after removing what it did not need.
 """
 
 
