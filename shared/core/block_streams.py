@@ -47,7 +47,7 @@ class BlockStreams:
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self._streams: dict[NodeId, _Stream] = {}
-        self._behind: dict[NodeId, None] = {}
+        self.behind: dict[NodeId, None] = {}
         """Nodes that are not in step."""
         self.gaps = 0
         """How often events were missing."""
@@ -59,12 +59,12 @@ class BlockStreams:
             return
         self.closed(node)
         self._streams[node] = _Stream(incarnation=incarnation, synced=False)
-        self._behind[node] = None
+        self.behind[node] = None
         self.index.add(node)
 
     def closed(self, node: NodeId) -> None:
         self._streams.pop(node, None)
-        self._behind.pop(node, None)
+        self.behind.pop(node, None)
         self.index.drop(node)
 
     def synced(self, node: NodeId) -> bool:
@@ -117,7 +117,7 @@ class BlockStreams:
     def asks(self, now: float) -> list[NodeId]:
         """Nodes to ask for a snapshot now; each is named once in a while until its snapshot is complete."""
         nodes = []
-        for node in self._behind:
+        for node in self.behind:
             stream = self._streams[node]
             if now - stream.asked_s >= ASK_AGAIN_S:
                 stream.asked_s = now
@@ -126,7 +126,7 @@ class BlockStreams:
 
     def check(self) -> None:
         self.index.check()
-        assert self._behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "who is behind?"
+        assert self.behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "who is behind?"
         for node, stream in self._streams.items():
             assert all(seq > stream.seq for seq in stream.kept), f"{node}: applied events are kept"
             assert not (stream.synced and stream.kept), f"{node}: in step, and yet events wait"
@@ -146,11 +146,11 @@ class BlockStreams:
         if stream.synced:
             self.gaps += 1
         stream.synced = False
-        self._behind[node] = None
+        self.behind[node] = None
 
     def _catch_up(self, node: NodeId, stream: _Stream) -> None:
         stream.synced = True
-        self._behind.pop(node, None)
+        self.behind.pop(node, None)
 
     def _swap(self, node: NodeId, stream: _Stream, whole: _Assembly) -> None:
         self.index.replace(node, (key for part in whole.keys.values() for key in part))

@@ -78,7 +78,11 @@ class ConductorMachine:
                 if member is not None and member.load is load:  # neither outdated nor another life's
                     self.roster.reported(member, load, now)
                 self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
-                return commands + self._wishes(now)
+                return (
+                    commands + self._wishes(now)
+                    if self.streams.behind or self.membership.strangers
+                    else commands
+                )
             case BlocksChanged(events=events):
                 self.streams.changed(events)
                 return self._wishes(now) if not self.streams.synced(events.node) else []
@@ -141,9 +145,9 @@ class ConductorMachine:
 
     def _changed(self, changes: list[Change], now: float, *, anew: bool = False) -> list[Any]:
         """Follow membership: who is gone holds nothing, who comes is listened to."""
-        if not changes and not anew:
-            return []
         commands: list[Any] = []
+        if not changes and not anew:
+            return commands
         for change in changes:
             commands.append(NoticeNode(ref=change.ref, what=change.kind, detail=change.stage))
             if change.role not in HOLDERS:

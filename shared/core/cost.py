@@ -59,7 +59,9 @@ def load_s(cost: CostCoefficients, tokens: int) -> float:
 
 def prefill_s(cost: CostCoefficients, prompt_tokens: int, cached_tokens: int = 0) -> float:
     """A whole prompt, its cached prefix loaded first."""
-    return load_s(cost, cached_tokens) + compute_s(cost, cached_tokens, prompt_tokens - cached_tokens)
+    square = prompt_tokens**2 - cached_tokens**2
+    computed = cost.prefill_token_s * (prompt_tokens - cached_tokens) + cost.prefill_square_s * square
+    return cost.load_token_s * cached_tokens + (cost.prefill_fixed_s + computed)
 
 
 def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float:

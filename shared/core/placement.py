@@ -11,7 +11,6 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from shared.core.cost import prefill_s, transfer_s
@@ -60,6 +59,32 @@ class PlaceView(Struct, frozen=True):
     number: int
     """Counts the placements: what a policy that draws lots draws from."""
 
+    def prefix(self, candidate: Candidate, remote: bool = False) -> int:
+        """Blocks that need not be computed there; `remote`: if the best prefix that exists is pulled from its holder."""
+        return self.best_blocks if remote else candidate.local_blocks
+
+    def transfer_s(self, candidate: Candidate, remote: bool) -> float:
+        if not remote:
+            return 0.0
+        missing = self.best_blocks - candidate.local_blocks
+        return self.links.transfer_s(missing * self.block_bytes, candidate.host == self.best_host)
+
+    def prefill_s(self, candidate: Candidate, remote: bool = False) -> float:
+        cached = self.best_blocks if remote else candidate.local_blocks
+        return prefill_s(candidate.cost, self.prompt_tokens, cached * self.block_tokens)
+
+    def choice(self, candidate: Candidate, reason: str, remote: bool = False) -> Choice:
+        """That candidate, with what is predicted for it."""
+        return Choice(
+            candidate=candidate,
+            cached_blocks=self.prefix(candidate, remote),
+            queue_s=candidate.queue_s,
+            transfer_s=self.transfer_s(candidate, remote),
+            prefill_s=self.prefill_s(candidate, remote),
+            reason=reason,
+            remote=remote,
+        )
+
 
 class Choice(Struct, frozen=True):
     """A candidate, what was predicted for it, and why it."""
@@ -82,33 +107,6 @@ class Policy(Protocol):
     def place(self, view: PlaceView) -> Choice: ...
 
 
-def local_choice(view: PlaceView, candidate: Candidate, reason: str = "") -> Choice:
-    """Prefill there with what its own host holds of the prompt."""
-    cached = candidate.local_blocks
-    return Choice(
-        candidate=candidate,
-        cached_blocks=cached,
-        queue_s=candidate.queue_s,
-        transfer_s=0.0,
-        prefill_s=prefill_s(candidate.cost, view.prompt_tokens, cached * view.block_tokens),
-        reason=reason,
-    )
-
-
-def remote_choice(view: PlaceView, candidate: Candidate) -> Choice:
-    """Prefill there with the best prefix that exists, pulled from its holder."""
-    missing = view.best_blocks - candidate.local_blocks
-    return Choice(
-        candidate=candidate,
-        cached_blocks=view.best_blocks,
-        queue_s=candidate.queue_s,
-        transfer_s=view.links.transfer_s(missing * view.block_bytes, candidate.host == view.best_host),
-        prefill_s=prefill_s(candidate.cost, view.prompt_tokens, view.best_blocks * view.block_tokens),
-        reason="",
-        remote=True,
-    )
-
-
 class KVCacheCentric(Struct, frozen=True):
     """Algorithm 1: least predicted TTFT, over queue, transfer and prefill.
 
@@ -119,24 +117,29 @@ class KVCacheCentric(Struct, frozen=True):
     balancing_threshold: float = 1.0
 
     def place(self, view: PlaceView) -> Choice:
-        best = min((self._option(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
-        how = "pulled" if best.remote else "local"
-        reason = f"least TTFT of {len(view.candidates)}: {best.cached_blocks} blocks {how}"
-        return msgspec.structs.replace(best, reason=reason)
+        best, least_s = view.candidates[0], float("inf")
+        for candidate in view.candidates:
+            remote = self._pulls(view, candidate)
+            ttft_s = (
+                candidate.queue_s + view.transfer_s(candidate, remote) + view.prefill_s(candidate, remote)
+            )
+            if ttft_s < least_s:
+                best, least_s = candidate, ttft_s
+        remote = self._pulls(view, best)
+        how = f"{view.prefix(best, remote)} blocks {'pulled' if remote else 'local'}"
+        return view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", remote)
 
-    def _option(self, view: PlaceView, candidate: Candidate) -> Choice:
-        if view.best_blocks > self.balancing_threshold * candidate.local_blocks:
-            return remote_choice(view, candidate)
-        return local_choice(view, candidate)
+    def _pulls(self, view: PlaceView, candidate: Candidate) -> bool:
+        return view.best_blocks > self.balancing_threshold * candidate.local_blocks
 
 
 class CacheAware(Struct, frozen=True):
     """Least queue plus prefill time, counting only what a node's own host holds."""
 
     def place(self, view: PlaceView) -> Choice:
-        best = min((local_choice(view, c) for c in view.candidates), key=lambda choice: choice.ttft_s)
-        reason = f"least queue + prefill of {len(view.candidates)}: {best.cached_blocks} blocks local"
-        return msgspec.structs.replace(best, reason=reason)
+        best = min(view.candidates, key=lambda c: c.queue_s + view.prefill_s(c))
+        how = f"{best.local_blocks} blocks local"
+        return view.choice(best, f"least queue + prefill of {len(view.candidates)}: {how}")
 
 
 class LoadBalance(Struct, frozen=True):
@@ -144,7 +147,7 @@ class LoadBalance(Struct, frozen=True):
 
     def place(self, view: PlaceView) -> Choice:
         lightest = min(view.candidates, key=lambda c: c.assigned)
-        return local_choice(view, lightest, f"fewest assigned of {len(view.candidates)}: {lightest.assigned}")
+        return view.choice(lightest, f"fewest assigned of {len(view.candidates)}: {lightest.assigned}")
 
 
 class Random(Struct, frozen=True):
@@ -155,7 +158,7 @@ class Random(Struct, frozen=True):
     def place(self, view: PlaceView) -> Choice:
         digest = blake2b(f"{self.seed}:{view.number}".encode(), digest_size=8).digest()
         drawn = view.candidates[int.from_bytes(digest, "little") % len(view.candidates)]
-        return local_choice(view, drawn, f"drawn from {len(view.candidates)}")
+        return view.choice(drawn, f"drawn from {len(view.candidates)}")
 
 
 class PolicyOptions(Struct, frozen=True):

@@ -27,10 +27,9 @@ from shared.core.conductor_events import (
 )
 from shared.core.cost import PRESETS
 from shared.core.decode import DecodeConfig, DecodeMachine
-from shared.core.machine import Ask
 from shared.core.placement import Links
 from shared.core.prefill import PrefillConfig, PrefillMachine
-from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
+from shared.core.worker import PublishBlocks, PublishSnapshot, Reply, SnapshotWanted, Ticked
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import KVLayout, ModelSpec
@@ -182,10 +181,8 @@ class SimulatedCluster:
     def _to_conductor(self, event: Any) -> None:
         for command in self.conductor.handle(event, self.timeline.now):
             match command:
-                case ReplyPlacement(ask=ask, placement=placement):
-                    self.answer(ask, placement)
-                case ReplyRefusal(ask=ask, error=error):
-                    self.answer(ask, error)
+                case ReplyPlacement() | ReplyRefusal():
+                    self.timeline.send(self.gateway.placed, command)
                 case AskSnapshot(node=node):
                     self.timeline.send(self._asked_snapshot, node)
                 case CallRoll() | NoticeNode():
@@ -221,8 +218,8 @@ class SimulatedCluster:
 
     # -- everybody ---------------------------------------------------------------------------------------------------
 
-    def answer(self, ask: Ask, message: Any) -> None:
-        self.timeline.send(self.gateway.answered, (ask, message))
+    def answer(self, reply: Reply) -> None:
+        self.timeline.send(self.gateway.answered, reply)
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
         self.timeline.send(self.gateway.took_tokens, (node, deltas))

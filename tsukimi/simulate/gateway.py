@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shared.core import request_events as ev
-from shared.core.conductor_events import PlaceAsked
+from shared.core.conductor_events import PlaceAsked, ReplyPlacement, ReplyRefusal
 from shared.core.lifecycle import RequestMachine
 from shared.core.machine import Ask
-from shared.core.worker import AttemptCancelled, JobSubmitted, ReserveAsked, SyncAsked, Ticked
+from shared.core.worker import AttemptCancelled, JobSubmitted, Reply, ReserveAsked, SyncAsked, Ticked
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
-from shared.protocol.requests import Placement, Reserved, TokenDelta
+from shared.protocol.requests import AttemptState, Reserved, TokenDelta
 from shared.protocol.sampling import SamplingParams
 from tsukimi.simulate.engine import TOKEN
 from tsukimi.simulate.measure import Measures
@@ -51,8 +51,8 @@ class SimulatedGateway:
         """By the attempt that is going on, with the request's number."""
         self._middles: dict[AttemptId, list[int]] = {}
         """Tokens held back: index of the first, how many."""
-        self._asks: dict[Ask, tuple[RequestMachine, int, Callable[[Any], Any]]] = {}
-        """Questions out: who asked, and how an answer becomes an event."""
+        self._asks: dict[Ask, tuple[RequestMachine, int, AttemptId, NodeId, Any]] = {}
+        """Questions out: who asked about which attempt, whom, and the event that a refusal becomes."""
         self._ask = 0
 
     def arrived(self, request: TraceRequest) -> None:
@@ -72,10 +72,28 @@ class SimulatedGateway:
         )
         self._feed(RequestMachine(spec, LIFECYCLE), request.number, ev.Started())
 
-    def answered(self, answer: tuple[Ask, Any]) -> None:
-        """An answer to a question arrived."""
-        machine, number, as_event = self._asks.pop(answer[0])
-        self._feed(machine, number, as_event(answer[1]))
+    def placed(self, answer: ReplyPlacement | ReplyRefusal) -> None:
+        """The conductor's answer arrived."""
+        machine, number, attempt, _, _ = self._asks.pop(answer.ask)
+        if isinstance(answer, ReplyPlacement):
+            self._feed(machine, number, ev.PlaceAnswered(attempt, answer.placement))
+        else:
+            self._feed(machine, number, ev.PlaceRefused(attempt, answer.error))
+
+    def answered(self, reply: Reply) -> None:
+        """A worker's answer arrived."""
+        machine, number, attempt, node, refused = self._asks.pop(reply.ask)
+        message = reply.message
+        event: Any
+        if isinstance(message, WireError):
+            event = refused(attempt, node, message)
+        elif isinstance(message, Reserved):
+            event = ev.ReserveAnswered(attempt, node, message)
+        elif isinstance(message, AttemptState):
+            event = ev.SyncAnswered(attempt, node, message)
+        else:
+            event = ev.SubmitAnswered(attempt, node)
+        self._feed(machine, number, event)
 
     def took_tokens(self, tokens: tuple[NodeRef, tuple[TokenDelta, ...]]) -> None:
         """A TokenBatch arrived. Tokens in the middle of an answer decide nothing: they are handed over with its last."""
@@ -105,18 +123,18 @@ class SimulatedGateway:
                     self._measures.delivered(number, command, self._timeline.now)
                 case ev.AskPlace(request=request):
                     self._machines[request.attempt] = (machine, number)
-                    ask = self._asking(machine, number, _place_answer(request.attempt))
+                    ask = self._asking(machine, number, request.attempt, "", None)
                     self._timeline.send(self._cluster.ask_conductor, PlaceAsked(request, ask))
                 case ev.Reserve(node=ref, request=request):
-                    ask = self._asking(machine, number, _reserve_answer(request.attempt, ref.node))
+                    ask = self._asking(machine, number, request.attempt, ref.node, ev.ReserveRefused)
                     self._timeline.send(self._cluster.workers[ref.node].feed, ReserveAsked(request, ask))
                 case ev.SubmitPrefill(node=ref, job=job):
-                    ask = self._asking(machine, number, _submit_answer(job.attempt, ref.node))
+                    ask = self._asking(machine, number, job.attempt, ref.node, ev.SubmitRefused)
                     self._timeline.send(self._cluster.workers[ref.node].feed, JobSubmitted(job, ask))
                 case ev.Cancel(node=node, attempt=attempt, reason=reason):
                     self._timeline.send(self._cluster.workers[node].feed, AttemptCancelled(attempt, reason))
                 case ev.AskSync(node=node, attempt=attempt, from_index=index):
-                    ask = self._asking(machine, number, _sync_answer(attempt, node))
+                    ask = self._asking(machine, number, attempt, node, ev.SyncFailed)
                     self._timeline.send(self._cluster.workers[node].feed, SyncAsked(attempt, index, ask))
                 case ev.SetTimer(at=at):
                     self._timeline.at(at, self._tick, (machine, number))
@@ -127,9 +145,11 @@ class SimulatedGateway:
                     self._measures.failed(number, error)
                     self._forget(event)
 
-    def _asking(self, machine: RequestMachine, number: int, as_event: Callable[[Any], Any]) -> Ask:
+    def _asking(
+        self, machine: RequestMachine, number: int, attempt: AttemptId, node: NodeId, refused: Any
+    ) -> Ask:
         self._ask += 1
-        self._asks[self._ask] = (machine, number, as_event)
+        self._asks[self._ask] = (machine, number, attempt, node, refused)
         return self._ask
 
     def _tick(self, what: tuple[RequestMachine, int]) -> None:
@@ -140,35 +160,3 @@ class SimulatedGateway:
     def _forget(self, event: Any) -> None:
         self._machines.pop(event.attempt, None)
         self._ended()
-
-
-def _place_answer(attempt: AttemptId) -> Callable[[Placement | WireError], Any]:
-    return lambda answer: (
-        ev.PlaceRefused(attempt, answer)
-        if isinstance(answer, WireError)
-        else ev.PlaceAnswered(attempt, answer)
-    )
-
-
-def _reserve_answer(attempt: AttemptId, node: NodeId) -> Callable[[Reserved | WireError], Any]:
-    return lambda answer: (
-        ev.ReserveRefused(attempt, node, answer)
-        if isinstance(answer, WireError)
-        else ev.ReserveAnswered(attempt, node, answer)
-    )
-
-
-def _submit_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
-    return lambda answer: (
-        ev.SubmitRefused(attempt, node, answer)
-        if isinstance(answer, WireError)
-        else ev.SubmitAnswered(attempt, node)
-    )
-
-
-def _sync_answer(attempt: AttemptId, node: NodeId) -> Callable[[Any], Any]:
-    return lambda answer: (
-        ev.SyncFailed(attempt, node, answer)
-        if isinstance(answer, WireError)
-        else ev.SyncAnswered(attempt, node, answer)
-    )

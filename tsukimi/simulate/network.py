@@ -90,13 +90,13 @@ class Network:
 
     def _share_anew(self, now: float, links: tuple[Link, ...]) -> None:
         """Everybody on these links gets the share there is now."""
-        seen: set[int] = set()
         for link in links:
             for flow in link.flows:
-                if id(flow) in seen:
-                    continue
-                seen.add(id(flow))
-                rate = min([one.bytes_s / len(one.flows) for one in flow.links])
+                rate = float("inf")
+                for one in flow.links:
+                    share = one.bytes_s / len(one.flows)
+                    if share < rate:
+                        rate = share
                 if rate != flow.rate:
                     flow.advance_to(now)
                     flow.rate = rate

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from shared.core import transfers as t
 from shared.core import worker as w
 from shared.core.decode import DecodeMachine
-from shared.core.machine import Ask
 from shared.core.prefill import PrefillMachine
 from shared.core.steps import InterruptRun, RunStep
 from shared.protocol.cluster import CostCoefficients, NodeInfo
@@ -28,7 +27,7 @@ class Peers(Protocol):
     caches: dict[NodeId, SimulatedCache]
     workers: dict[NodeId, SimulatedWorker]
 
-    def answer(self, ask: Ask, message: Any) -> None: ...
+    def answer(self, reply: w.Reply) -> None: ...
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None: ...
 
@@ -60,7 +59,7 @@ class SimulatedWorker:
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
         self._reported: tuple[AttemptId, ...] = ()
         self._do: dict[type, Callable[[Any], None]] = {
-            w.Reply: lambda c: peers.answer(c.ask, c.message),
+            w.Reply: peers.answer,
             w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
             w.PublishBlocks: lambda c: publish(self.ref, c),
             w.PublishSnapshot: lambda c: publish(self.ref, c),
