@@ -26,6 +26,8 @@ THREADS = 1
 """Two only help on an idle machine, and make everything many times slower on a busy one."""
 NEW_TOKENS = 12
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 100, 128, 200, 333, 512, 1000, 1500, 3000]
+QUICK = 200
+"""Longer prompts take minutes in all: they are for .ci/run."""
 BATCHES = [LENGTHS[0:8], LENGTHS[8:16], [*LENGTHS[16:20], *LENGTHS[2:6]]]
 
 
@@ -73,7 +75,7 @@ def prompts(small_model: Path, reference: Any) -> Ask:
 
 @pytest.fixture(scope="module")
 def engine(small_model: Path) -> Iterator[Engine]:
-    config = EngineConfig(str(small_model), "float32", kv_bytes=1 << 30, threads=THREADS)
+    config = EngineConfig(str(small_model), "float32", kv_bytes=3 << 29, threads=THREADS)
     engine = load_engine(config, lambda what, fraction: None)
     yield engine
     engine.close()
@@ -110,18 +112,24 @@ def decode(run: Sequences, batch: list[Known]) -> list[list[int]]:
     return [answer[: len(k.answer)] for k, answer in zip(batch, answers, strict=True)]
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+def at_length(length: int, *more: int) -> Any:
+    return pytest.param(length, *more, marks=[pytest.mark.slow] if length > QUICK else [])
+
+
+@pytest.mark.parametrize("length", [at_length(n) for n in LENGTHS])
 def test_alone(run: Sequences, known: Any, length: int) -> None:
     assert decode(run, [known(length)]) == [known(length).answer]
 
 
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+@pytest.mark.parametrize(
+    "lengths", [BATCHES[0], *(pytest.param(b, marks=pytest.mark.slow) for b in BATCHES[1:])], ids=str
+)
 def test_eight_in_a_batch(run: Sequences, known: Any, lengths: list[int]) -> None:
     batch = [known(length) for length in lengths]
     assert decode(run, batch) == [k.answer for k in batch]
 
 
-@pytest.mark.parametrize("length", [n for n in LENGTHS if n > 16])
+@pytest.mark.parametrize("length", [at_length(n) for n in LENGTHS if n > 16])
 def test_with_a_prefix_from_other_pages(run: Sequences, known: Any, length: int) -> None:
     block = run.engine.spec.layout.block_tokens
     cold = known(length)
@@ -135,7 +143,18 @@ def test_with_a_prefix_from_other_pages(run: Sequences, known: Any, length: int)
 
 @pytest.mark.parametrize(
     ("length", "chunk"),
-    [(100, 16), (333, 16), (333, 17), (512, 64), (1000, 256), (1500, 512), (3000, 1024), (1000, 4096)],
+    [
+        at_length(length, chunk)
+        for length, chunk in [
+            (100, 16),
+            (200, 17),
+            (333, 16),
+            (512, 64),
+            (1000, 256),
+            (1500, 512),
+            (1000, 4096),
+        ]
+    ],
 )
 def test_in_chunks(run: Sequences, known: Any, length: int, chunk: int) -> None:
     cold = known(length)
@@ -154,6 +173,7 @@ def test_seeded_samples_are_the_same_alone_and_in_a_batch_of_eight(run: Sequence
     assert together != [prompts(length).answer[:8] for length in LENGTHS[4:12]]
 
 
+@pytest.mark.slow
 def test_bfloat16_teacher_forced_with_a_margin(small_model: Path, reference: Any, prompts: Ask) -> None:
     """Given the float32 text so far, bfloat16 picks the same next token wherever float32 is sure of it."""
     margin = 1.0
