@@ -258,4 +258,4 @@ class CacheMachine:
 
 
 def _block_keys(pool_keys: Iterable[bytes]) -> tuple[BlockKey, ...]:
-    return tuple(key[-KEY_BYTES:] for key in pool_keys)
+    return tuple([key[-KEY_BYTES:] for key in pool_keys])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
 
-
-class PageUse(Struct):
+class PageUse:
     """What a policy may know of a cached page. Times are counts of pool operations, not seconds."""
 
-    stored_at: int = 0
-    used_at: int = 0
-    uses: int = 0
-    """How many sequences have held it."""
+    __slots__ = ("stored_at", "used_at", "uses")
+
+    def __init__(self, stored_at: int = 0, used_at: int = 0, uses: int = 0) -> None:
+        self.stored_at = stored_at
+        self.used_at = used_at
+        self.uses = uses
+        """How many sequences have held it."""
 
 
 class EvictionPolicy(Protocol):

@@ -19,11 +19,19 @@ from shared.protocol.ids import BlockKey
 
 
 class _Page(PageUse):
-    refs: int = 0
-    key: BlockKey | None = None
-    parent: BlockKey | None = None
-    stamp: int = 0
-    """Names the page's live entry in the eviction heap; 0: none."""
+    __slots__ = ("key", "parent", "refs", "stamp")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refs = 0
+        self.key: BlockKey | None = None
+        self.parent: BlockKey | None = None
+        self.stamp = 0
+        """Names the page's live entry in the eviction heap; 0: none."""
+
+
+Entry = tuple[int, ...]
+"""(*rank, stamp, page) in the eviction heap: flat, since comparing them is what takes the time."""
 
 
 class BlockPool:
@@ -38,8 +46,7 @@ class BlockPool:
         self._by_key: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, int] = {}
         self._cached = 0
-        self._heap: list[tuple[int, ...]] = []
-        """(*rank, stamp, page): flat, since comparing them is what takes the time."""
+        self._heap: list[Entry] = []
         self._clock = 0
         self._stored: dict[BlockKey, None] = {}
         self._removed: dict[BlockKey, None] = {}
@@ -73,28 +80,33 @@ class BlockPool:
         """Hold `count` pages of no content, evicting cached ones as needed; None (and no change) if too few are left."""
         if count > self.available:
             return None
-        while len(self._free) < count:
-            self._evict_one()
-        taken = [self._free.pop() for _ in range(count)]
+        if len(self._free) < count:
+            self._make_room(count)
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - count :]
+        pages = self._pages
         for page in taken:
-            self._pages[page].refs = 1
+            pages[page].refs = 1
         return taken
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
         run: list[int] = []
+        where = self._by_key.get
         for key in keys:
-            page = self._by_key.get(key)
+            page = where(key)
             if page is None:
                 break
             run.append(page)
-        self.pin(run)
+        if run:
+            self.pin(run)
         return run
 
     def pin(self, pages: Iterable[int]) -> None:
         """Hold pages once more. Each must be held or cached."""
+        table = self._pages
         for number in pages:
-            page = self._pages[number]
+            page = table[number]
             if page.refs == 0:
                 if page.key is None:
                     raise ValueError(f"page {number} is free")
@@ -105,8 +117,8 @@ class BlockPool:
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
-        self._clock += 1
-        table, free = self._pages, self._free
+        self._clock = clock = self._clock + 1
+        table, free, children = self._pages, self._free, self._children
         for number in reversed(pages):
             page = table[number]
             refs = page.refs - 1
@@ -119,8 +131,12 @@ class BlockPool:
                 free.append(number)
                 continue
             self._cached += 1
-            page.used_at = self._clock
-            self._offer(number, page)
+            page.used_at = clock
+            if page.key not in children:
+                heapq.heappush(self._heap, self._entry(number, page))
+        if len(self._heap) > 2 * len(table) + 64:
+            self._heap = [e for e in self._heap if table[e[-1]].stamp == e[-2]]
+            heapq.heapify(self._heap)
 
     # -- what pages contain ----------------------------------------------------------------------------------------
 
@@ -173,31 +189,45 @@ class BlockPool:
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
-    def _offer(self, number: int, page: _Page) -> None:
-        """Make a cached page a candidate, unless a child still needs it."""
-        if page.key in self._children:
-            return
-        if len(self._heap) > 2 * len(self._pages) + 64:
-            self._heap = [e for e in self._heap if self._pages[e[-1]].stamp == e[-2]]
-            heapq.heapify(self._heap)
+    def _entry(self, number: int, page: _Page) -> Entry:
+        """Makes a cached page, which no child needs, a candidate: the entry is for the heap."""
         self._clock += 1
         page.stamp = self._clock
-        heapq.heappush(self._heap, (*self._policy.rank(page), page.stamp, number))
+        return (*self._policy.rank(page), page.stamp, number)
 
-    def _evict_one(self) -> None:
-        pages = self._pages
-        while self._heap:
-            *_, stamp, number = heapq.heappop(self._heap)
+    def _make_room(self, count: int) -> None:
+        """Evict the lowest candidates until `count` pages are free. Mostly whole chains go, from their ends: a parent
+        that became a candidate meets the heap only in the search for the next one."""
+        pages, children, free, heap = self._pages, self._children, self._free, self._heap
+        entry: Entry | None = None
+        while len(free) < count:
+            if entry is not None:
+                entry = heapq.heappushpop(heap, entry)
+            elif heap:
+                entry = heapq.heappop(heap)
+            else:
+                self._evict_ancestor()
+                continue
+            number = entry[-1]
             page = pages[number]
-            if page.stamp == stamp and page.key not in self._children:
-                self._evict(number, page)
-                return
-        # Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it).
+            if page.stamp == entry[-2] and page.key not in children:
+                entry = self._evict(number, page)
+            else:
+                entry = None
+        if entry is not None:
+            heapq.heappush(heap, entry)
+
+    def _evict_ancestor(self) -> None:
+        """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
+        pages = self._pages
         ranked = ((self._policy.rank(p), n) for n, p in enumerate(pages) if p.refs == 0 and p.key is not None)
         number = min(ranked)[1]
-        self._evict(number, pages[number])
+        entry = self._evict(number, pages[number])
+        if entry is not None:
+            heapq.heappush(self._heap, entry)
 
-    def _evict(self, number: int, page: _Page) -> None:
+    def _evict(self, number: int, page: _Page) -> Entry | None:
+        """Returns the entry of its parent if that is a candidate now."""
         key, parent = page.key, page.parent
         assert key is not None
         del self._by_key[key]
@@ -208,15 +238,16 @@ class BlockPool:
         self._cached -= 1
         self._free.append(number)
         if parent is None:
-            return
+            return None
         left = self._children[parent] - 1
         if left:
             self._children[parent] = left
-            return
+            return None
         del self._children[parent]
         above = self._by_key.get(parent)
-        if above is not None and self._pages[above].refs == 0:
-            self._offer(above, self._pages[above])
+        if above is None or self._pages[above].refs:
+            return None
+        return self._entry(above, self._pages[above])
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
