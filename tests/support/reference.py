@@ -14,7 +14,7 @@ def _model() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # with two, a busy machine makes it many times slower
     return AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
 
 
