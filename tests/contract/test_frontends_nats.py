@@ -119,5 +119,7 @@ async def test_two_gateways_share_the_calls(server: NatsServer) -> None:
     async with nats_cluster(server) as one, nats_cluster(server, node="gateway-1") as two:
         for _ in range(12):
             await all_events(server, call("<<say:ok>>"))
+        for gateway in (one, two):
+            await gateway.idle()
         counts = [c.sample("tsukimi_requests_ended_total", outcome="ok") for c in (one, two)]
         assert sum(counts) == 12

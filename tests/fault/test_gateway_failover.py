@@ -57,6 +57,7 @@ async def test_pitfall_4_1_a_decode_node_is_killed(cluster: FakeCluster) -> None
         await cluster.decodes[0].stop()
 
     await undisturbed_and(cluster, kill)
+    await cluster.idle()  # counted when the request is over, which the client may see first
     assert cluster.sample("tsukimi_gateway_events_total", event="retries") >= 1
 
 
