@@ -121,8 +121,8 @@ class CacheMachine:
             return [c.GrantPut(event.landing, (), ())]
         full = [event.namespace + key for key in event.keys]
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
-        coming, pool = self._coming, self.pool
-        lacking = [i for i in range(len(here), len(full)) if full[i] not in coming and full[i] not in pool]
+        coming, content = self._coming, self.pool.content
+        lacking = [i for i in range(len(here), len(full)) if full[i] not in coming and full[i] not in content]
         share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)

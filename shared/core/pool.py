@@ -11,7 +11,7 @@ it at the same time): the first keeps the key, the other is freed when released.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 
 from shared.core.blocks import longest_run
 from shared.core.eviction import EvictionPolicy, Lru, PageUse
@@ -165,9 +165,10 @@ class BlockPool:
         """Length of the run that `match` would hold."""
         return longest_run(keys, self._by_key)  # type: ignore[arg-type]
 
-    def __contains__(self, key: BlockKey) -> bool:
-        """Whether a page has it."""
-        return key in self._by_key
+    @property
+    def content(self) -> KeysView[BlockKey]:
+        """A live view of the keys that pages have."""
+        return self._by_key.keys()
 
     def key_of(self, page: int) -> BlockKey | None:
         return self._pages[page].key

@@ -53,13 +53,10 @@ class Stepper(Generic[S]):
         plan = self._take_back(event.step)
         if plan is None:
             return None
-        results = event.results
-        if len(results) != len(plan) or any(
-            r.attempt != s.attempt for r, (s, _) in zip(results, plan, strict=True)
-        ):
-            by_attempt = {r.attempt: r for r in results}
-            results = tuple(by_attempt.get(s.attempt) or no_result(s.attempt) for s, _ in plan)
-        return [(s, n, r) for (s, n), r in zip(plan, results, strict=True)]
+        if [r.attempt for r in event.results] == [s.attempt for s, _ in plan]:
+            return [(s, n, r) for (s, n), r in zip(plan, event.results, strict=True)]
+        by_attempt = {r.attempt: r for r in event.results}
+        return [(s, n, by_attempt.get(s.attempt) or no_result(s.attempt)) for s, n in plan]
 
     def failed(self, step: int) -> list[S] | None:
         """The sequences of the failed step that are known to be the cause; None for a step that is not out."""
