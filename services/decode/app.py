@@ -13,6 +13,7 @@ from shared.core.worker import ReserveAsked
 from shared.engine.node import Node
 from shared.io.service import Context
 from shared.protocol import subjects
+from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import ReserveRequest
@@ -27,9 +28,9 @@ class DecodeNode(Node):
         super().__init__(context, config)
         self.config = config
 
-    def make_machine(self, spec: ModelSpec, pages: int) -> DecodeMachine:
+    def make_machine(self, spec: ModelSpec, pages: int, cost: CostCoefficients) -> DecodeMachine:
         self.landings = Landings(self.plane, self.feed)
-        return DecodeMachine(self.config.machine(spec, pages, self.context.incarnation))
+        return DecodeMachine(self.config.machine(spec, pages, self.context.incarnation, cost))
 
     async def subscribe(self) -> None:
         await self.context.bus.subscribe(

@@ -9,6 +9,7 @@ from msgspec import Meta
 from shared.core.decode import DecodeConfig
 from shared.engine.node_config import Count, NodeConfig
 from shared.io.config import PositiveS
+from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
 
@@ -27,7 +28,9 @@ class Config(NodeConfig, frozen=True, kw_only=True):
     tbt_limit_s: Annotated[float, Meta(ge=0)] = 0.0
     """What lands is given up again if it would make steps longer than this; 0: no limit."""
 
-    def machine(self, spec: ModelSpec, pages: int, incarnation: Incarnation) -> DecodeConfig:
+    def machine(
+        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
+    ) -> DecodeConfig:
         return DecodeConfig(
             node=self.node,
             incarnation=incarnation,
@@ -40,6 +43,7 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             chunk_tokens=self.chunk_tokens,
             gateway_lease_s=self.gateway_lease_s,
             eviction=self.eviction,
+            cost=cost,
             headroom_tokens=self.headroom_tokens,
             reservation_lease_s=self.reservation_lease_s,
             tbt_limit_s=self.tbt_limit_s,

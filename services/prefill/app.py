@@ -12,6 +12,7 @@ from shared.core.worker import JobSubmitted
 from shared.engine.node import Node
 from shared.io.service import Context
 from shared.protocol import subjects
+from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import PrefillJob
@@ -26,8 +27,8 @@ class PrefillNode(Node):
         super().__init__(context, config)
         self.config = config
 
-    def make_machine(self, spec: ModelSpec, pages: int) -> PrefillMachine:
-        return PrefillMachine(self.config.machine(spec, pages, self.context.incarnation))
+    def make_machine(self, spec: ModelSpec, pages: int, cost: CostCoefficients) -> PrefillMachine:
+        return PrefillMachine(self.config.machine(spec, pages, self.context.incarnation, cost))
 
     async def subscribe(self) -> None:
         await self.context.bus.subscribe(subjects.prefill(self.context.node), PrefillJob, self._on_job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.core.prefill import PrefillConfig
 from shared.engine.node_config import Count, NodeConfig
+from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
 
@@ -14,7 +15,9 @@ class Config(NodeConfig, frozen=True, kw_only=True):
     chunk_tokens: Count = 512
     """Most prompt tokens of one engine step."""
 
-    def machine(self, spec: ModelSpec, pages: int, incarnation: Incarnation) -> PrefillConfig:
+    def machine(
+        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
+    ) -> PrefillConfig:
         return PrefillConfig(
             node=self.node,
             incarnation=incarnation,
@@ -27,4 +30,5 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             chunk_tokens=self.chunk_tokens,
             gateway_lease_s=self.gateway_lease_s,
             eviction=self.eviction,
+            cost=cost,
         )

@@ -34,6 +34,7 @@ from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
 from shared.dataplane.hello import Identity
 from shared.dataplane.streams import Streams
 from shared.engine.api import Engine
+from shared.engine.calibrate import calibrate
 from shared.engine.load import load_engine
 from shared.engine.node_config import NodeConfig
 from shared.engine.runner import EngineRunner
@@ -44,7 +45,7 @@ from shared.io.models import resolve_model
 from shared.io.service import Context
 from shared.io.token_feed import TokenFeed
 from shared.protocol import subjects
-from shared.protocol.cluster import NodeInfo, NodeLoad, SnapshotAsked, Stage
+from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad, SnapshotAsked, Stage
 from shared.protocol.errors import Internal
 from shared.protocol.ids import NodeRef, Role
 from shared.protocol.model import ModelSpec
@@ -88,8 +89,8 @@ class Node(ABC):
     # -- what a role says ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def make_machine(self, spec: ModelSpec, pages: int) -> WorkerMachine[Any]:
-        """The role's machine."""
+    def make_machine(self, spec: ModelSpec, pages: int, cost: CostCoefficients) -> WorkerMachine[Any]:
+        """The role's machine; `cost` is its first time model."""
 
     @abstractmethod
     async def subscribe(self) -> None:
@@ -151,7 +152,9 @@ class Node(ABC):
         self.streams = Streams(self.plane, layout.layers, layout.block_tokens, tasks)
         await self._enter("warming", "computing a first token")
         await self._warm_up(self._engine)
-        self._machine = self.make_machine(self._engine.spec, self._engine.store.pages)
+        await self._enter("warming", "timing the engine")
+        cost = await asyncio.to_thread(calibrate, self._engine)
+        self._machine = self.make_machine(self._engine.spec, self._engine.store.pages, cost)
         self._runner = EngineRunner(self._engine, self._step_ended)
         self._driver = Driver(self._machine, self._execute, tasks=tasks, recorder=self.context.recorder)
         for work in (self._blocks.run(), self._tokens.run(), self._tick()):
