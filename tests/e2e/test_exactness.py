@@ -15,7 +15,7 @@ from tests.support.prompts import english_ids
 from tests.support.reference import greedy, logits_of
 
 BLOCK = 16
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 LENGTHS = (
     1, 15, 16, 17, 31, 32, 33, 47, 48, 49,
     5, 64, 100, 200, 333, 512, 777, 1000, 2000, 3000,

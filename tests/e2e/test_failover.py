@@ -28,7 +28,18 @@ REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])
 @pytest.fixture(scope="module", params=["toy:step_ms=25,prefill_us=200", REAL])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     model = "smollm2-135m" if request.param == "real" else request.param
-    flags = ["--model", model, "--prefill", "2", "--decode", "2", "--kv-memory", "256M", "--pool-memory", "256M"]
+    flags = [
+        "--model",
+        model,
+        "--prefill",
+        "2",
+        "--decode",
+        "2",
+        "--kv-memory",
+        "256M",
+        "--pool-memory",
+        "256M",
+    ]
     flags += ["--set", "conductor.inline_tokens=0"]  # every prompt goes by a prefill node
     if request.param == "real":
         flags += ["--dtype", "float32"]

@@ -23,7 +23,7 @@ def _rss(cluster: Launched) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_a_hundred_streams_sixteen_at_a_time(tmp_path: Path) -> None:
-    with launched(tmp_path / "run", "--model", "smollm2-135m") as cluster:
+    with launched(tmp_path / "run", "--model", "smollm2-135m", "--set", "decode.threads=2") as cluster:
         limits = httpx.Limits(max_connections=AT_ONCE)
         async with httpx.AsyncClient(base_url=cluster.url, limits=limits) as client:
             runs, rss = [], []
