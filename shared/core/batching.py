@@ -8,6 +8,7 @@ streamed out once, complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol, TypeVar
 
 
@@ -35,9 +36,7 @@ def plan_step(
     """
     decoding: list[tuple[R, int]] = []
     prompts: list[R] = []
-    for row in rows:
-        if len(decoding) + len(prompts) >= max_rows:
-            break
+    for row in islice(rows, max_rows):
         if row.computed >= row.prompt_tokens:
             decoding.append((row, row.wanted - row.computed))
         else:

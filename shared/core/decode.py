@@ -45,10 +45,13 @@ class DecodeMachine(ReservingMachine):
     def _runnable(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:
         rows: list[DecodeSequence] = []
         self._stalled = False
+        most, block_tokens = self.config.max_running, self.worker.block_tokens
         for sequence in ready:
-            if len(rows) >= self.config.max_running:
+            if len(rows) >= most:
                 break
-            if not sequence.ended and self._has_room(sequence, now):
+            if sequence.ended:
+                continue
+            if sequence.computed < len(sequence.pages) * block_tokens or self._has_room(sequence, now):
                 rows.append(sequence)
         return [s for s in rows if not s.ended]
 
@@ -86,7 +89,7 @@ class DecodeMachine(ReservingMachine):
         repeats = 1 if self._stalled else self.config.max_repeat
         block_tokens = self.worker.block_tokens
         for s, _ in plan:
-            if not s.decoding:
+            if s.computed < s.prompt_tokens:
                 return 1
             wanted, room = s.max_new_tokens - len(s.answer.tokens), len(s.pages) * block_tokens - s.computed
             if wanted < repeats:

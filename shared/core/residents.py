@@ -210,7 +210,11 @@ class Residents(ABC, Generic[S]):
                 self._end(sequence, now)
 
     def _send(self, gateway: NodeId, delta: TokenDelta) -> None:
-        self._outbox.setdefault(gateway, []).append(delta)
+        box = self._outbox.get(gateway)
+        if box is None:
+            self._outbox[gateway] = [delta]
+        else:
+            box.append(delta)
 
     def _late(self) -> None:
         self.counters["late_ignored"] += 1

@@ -71,8 +71,10 @@ class Sequence(Struct, kw_only=True, eq=False):
         answer, sampling = self.answer, self.sampling
         index = len(answer.tokens)
         room = self.max_new_tokens - index
-        finish: FinishReason | None = "length" if len(tokens) >= room else None
-        kept = tokens[:room]
+        finish: FinishReason | None = None
+        kept = tokens
+        if len(tokens) >= room:
+            kept, finish = tokens[:room], "length"
         if not sampling.ignore_eos:
             for i, token in enumerate(kept):
                 if token in sampling.eos_token_ids:
@@ -84,7 +86,7 @@ class Sequence(Struct, kw_only=True, eq=False):
         if logprobs:
             logprobs = logprobs[: len(kept)]
             answer.logprobs.extend(logprobs)
-        self.wanted = self.prompt_tokens + len(answer.tokens)
+        self.wanted = self.prompt_tokens + index + len(kept)
         cached = answer.cached_tokens if index == 0 else None
         answer.finish = finish
         return TokenDelta(self.attempt, answer.first_index + index, kept, logprobs, finish, "", cached)

@@ -119,19 +119,21 @@ class WorkerMachine(Residents[S]):
         rows = self._stepper.suspects_first(self._runnable(ready, now))
         if not rows:
             return
-        for sequence in rows:
-            if not sequence.decoding and not self._started(sequence):
-                match_more(self.pool, sequence, self.worker.block_tokens)
         config = self.worker
+        prompts = [s for s in rows if not s.decoding]
+        for sequence in prompts:
+            if not self._started(sequence):
+                match_more(self.pool, sequence, config.block_tokens)
         plan = plan_step(
             rows,
             chunk_tokens=config.chunk_tokens,
             block_tokens=config.block_tokens,
             max_rows=config.max_running,
         )
-        for sequence, _ in plan:
-            if not sequence.decoding and not self._started(sequence):
-                self._start(sequence)
+        if prompts:
+            for sequence, _ in plan:
+                if not sequence.decoding and not self._started(sequence):
+                    self._start(sequence)
         self._commands.append(self._launch(plan))
 
     def _launch(self, plan: list[tuple[S, int]]) -> RunStep:
@@ -154,6 +156,9 @@ class WorkerMachine(Residents[S]):
         if self.worker.fit_cost:
             self._learn(results, event)
         for sequence, tokens, result in results:
+            if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
+                self._take(sequence, result, now)
+                continue
             sequence.void = bool(result.error)
             prompt = not sequence.decoding
             if prompt and not result.error:
