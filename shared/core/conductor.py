@@ -76,7 +76,7 @@ class ConductorMachine:
                 commands = self._changed(self.membership.loaded(load, now), now)
                 member = self.membership.get(load.node)
                 if member is not None and member.load is load:  # neither outdated nor another life's
-                    self.roster.reported(member, load, now)
+                    self.roster.reported(load, now)
                 self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
                 return (
                     commands + self._wishes(now)

@@ -24,8 +24,17 @@ class NodeBook:
     report, or has grown too old to be true. Counts hold for the time of the last call that was given one."""
 
     __slots__ = (
-        "_busy_until_s", "_pending", "_report", "_reported_s", "_settled_until_s", "_stale_s",
-        "held_blocks", "kv_tokens", "pending_tokens", "requests", "waiting",
+        "_busy_until_s",
+        "_pending",
+        "_report",
+        "_reported_s",
+        "_stale_s",
+        "held_blocks",
+        "kv_tokens",
+        "pending_tokens",
+        "requests",
+        "settled_until_s",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, stale_s: float = STALE_S) -> None:
@@ -34,7 +43,8 @@ class NodeBook:
         self._report: NodeLoad | None = None
         self._reported_s = float("-inf")
         self._busy_until_s = float("-inf")
-        self._settled_until_s = float("inf")
+        self.settled_until_s = float("inf")
+        """Until when the counts hold, if nothing happens."""
         self.requests = 0
         """Attempts it has or is about to have."""
         self.waiting = 0
@@ -61,23 +71,22 @@ class NodeBook:
         again = self._pending.pop(attempt, None) is not None
         self._pending[attempt] = Assignment(now, work_s, tokens)
         self._busy_until_s = max(self._busy_until_s, now) + work_s
-        if again or now > self._settled_until_s:
+        if again or now > self.settled_until_s:
             self._count(now)
             return
         self.requests += 1
         self.waiting += 1
         self.kv_tokens += tokens
         self.pending_tokens += tokens
-        self._settled_until_s = min(self._settled_until_s, now + PENDING_S)
+        self.settled_until_s = min(self.settled_until_s, now + PENDING_S)
 
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start; time that passes drains it."""
         return max(0.0, self._busy_until_s - now)
 
     def settle(self, now: float) -> None:
-        """Forget what has grown too old."""
-        if now > self._settled_until_s:
-            self._count(now)
+        """Forget what has grown too old: needed only after `settled_until_s`."""
+        self._count(now)
 
     def check(self) -> None:
         reported = self._report.attempts if self._report is not None else ()
@@ -95,15 +104,15 @@ class NodeBook:
             del self._pending[attempt]
         self.requests = self.waiting = len(self._pending)
         self.kv_tokens = self.held_blocks = 0
-        self._settled_until_s = float("inf")
+        self.settled_until_s = float("inf")
         for assignment in self._pending.values():
             self.kv_tokens += assignment.tokens
         self.pending_tokens = self.kv_tokens
         if self._pending:
-            self._settled_until_s = next(iter(self._pending.values())).at_s + PENDING_S
+            self.settled_until_s = next(iter(self._pending.values())).at_s + PENDING_S
         if report := self._report:
             self.requests += len(report.attempts)
             self.waiting += report.waiting
             self.kv_tokens += report.batch_tokens
             self.held_blocks = report.kv_blocks_held
-            self._settled_until_s = min(self._settled_until_s, self._reported_s + self._stale_s)
+            self.settled_until_s = min(self.settled_until_s, self._reported_s + self._stale_s)

@@ -33,7 +33,7 @@ class _Asked(Struct, frozen=True):
     @property
     def blocks(self) -> int:
         """Room that the prompt and its first token need."""
-        return blocks_for(self.request.prompt_tokens + 1, self.team.layout.block_tokens)
+        return blocks_for(self.request.prompt_tokens + 1, self.team.block_tokens)
 
 
 class _Plan(Struct, frozen=True):
@@ -66,7 +66,7 @@ class Placer:
         if team is None or not (team.decodes or (team.prefills and request.max_new_tokens == 1)):
             raise Unavailable(f"no node that serves {request.model!r} is ready")
         prefills, decodes = self._able(request, team, now)
-        reusable = reusable_blocks(request.prompt_tokens, team.layout.block_tokens)
+        reusable = reusable_blocks(request.prompt_tokens, team.block_tokens)
         match = self._index.match(request.block_keys[:reusable])
         asked = _Asked(request, team, match, prefills, decodes, now)
         plan = self._plan(asked)
@@ -78,9 +78,9 @@ class Placer:
 
     def _able(self, request: PlaceRequest, team: Team, now: float) -> tuple[Sequence[Peer], Sequence[Peer]]:
         """Prefill and decode nodes that could take it now. Decode nodes can prefill too, when nobody else does."""
-        blocks = blocks_for(request.prompt_tokens + 1, team.layout.block_tokens)
-        prefills = self._with_room(team.prefills, request, blocks, now)
-        decodes = self._with_room(team.decodes, request, blocks, now)
+        blocks = blocks_for(request.prompt_tokens + 1, team.block_tokens)
+        prefills = self._with_room(team.prefills, request, blocks, now, True)
+        decodes = self._with_room(team.decodes, request, blocks, now, False)
         if not decodes and (request.max_new_tokens > 1 or not prefills):
             raise _overloaded(team.decodes, now)
         if team.prefills and not prefills and not request.retry:
@@ -88,16 +88,18 @@ class Placer:
         return prefills, decodes
 
     def _with_room(
-        self, peers: Sequence[Peer], request: PlaceRequest, blocks: int, now: float
+        self, peers: Sequence[Peer], request: PlaceRequest, blocks: int, now: float, prefills: bool
     ) -> Sequence[Peer]:
         able: list[Peer] = []
         fits = False
         for peer in peers:
-            if peer.fits(blocks):
-                fits = True
-                peer.book.settle(now)
-                if not _full(peer):
-                    able.append(peer)
+            if blocks > peer.most_blocks:
+                continue
+            fits, book = True, peer.book
+            if now > book.settled_until_s:
+                book.settle(now)
+            if book.waiting < peer.most_waiting if prefills else book.requests < peer.most_requests:
+                able.append(peer)
         if peers and not fits:
             most = max(p.info.kv_blocks for p in peers)
             raise TooLarge(
@@ -118,13 +120,14 @@ class Placer:
         if asked.request.max_new_tokens > 1:
             decoder = choose_decoder(decoders, prompt, asked.blocks)
             handoff_s = self._config.links.transfer_s(
-                prompt * asked.team.layout.token_bytes, decoder.host == choice.candidate.host
+                prompt * (asked.team.block_bytes // asked.team.block_tokens),
+                decoder.host == choice.candidate.host,
             )
         if inliner is not None and inline_ttft_s < choice.ttft_s + handoff_s:
             return self._inlined(asked, inliner, inline_ttft_s)
         return _Plan(
-            prefill=_peer(asked.prefills, choice.candidate.ref),
-            decode=_peer(asked.decodes, decoder.ref) if decoder else None,
+            prefill=asked.team.by_node[choice.candidate.ref.node],
+            decode=asked.team.by_node[decoder.ref.node] if decoder else None,
             cached_blocks=choice.cached_blocks,
             remote=choice.remote,
             predicted=Prediction(
@@ -139,7 +142,7 @@ class Placer:
 
     def _choose(self, asked: _Asked) -> Choice:
         best, holder = best_cache(asked.match, self._roster.caches)
-        layout, now, match = asked.team.layout, asked.now, asked.match
+        now, match = asked.now, asked.match
         self._number += 1
         candidates = [
             Candidate(p.ref, p.host, p.cost, p.book.queue_s(now), p.book.requests, match.run_of_any(p.nearby))
@@ -148,8 +151,8 @@ class Placer:
         return self._policy.place(
             PlaceView(
                 prompt_tokens=asked.request.prompt_tokens,
-                block_tokens=layout.block_tokens,
-                block_bytes=layout.block_bytes,
+                block_tokens=asked.team.block_tokens,
+                block_bytes=asked.team.block_bytes,
                 candidates=tuple(candidates),
                 best_blocks=best,
                 best_host=holder.host if holder else "",
@@ -159,7 +162,7 @@ class Placer:
         )
 
     def _decoders(self, asked: _Asked) -> list[Decoder]:
-        match, block_tokens, decoders = asked.match, asked.team.layout.block_tokens, []
+        match, block_tokens, decoders = asked.match, asked.team.block_tokens, []
         for p in asked.decodes:
             book = p.book
             free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
@@ -169,7 +172,7 @@ class Placer:
 
     def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
         """The decode node that would have the first token soonest, if any should prefill by itself."""
-        prompt, block_tokens = asked.request.prompt_tokens, asked.team.layout.block_tokens
+        prompt, block_tokens = asked.request.prompt_tokens, asked.team.block_tokens
         rule = self._inline if asked.prefills else InlineRule(max_tokens=prompt)
         if prompt - len(asked.match) * block_tokens > rule.max_tokens:
             return float("inf"), None
@@ -184,7 +187,7 @@ class Placer:
         tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)
         return _Plan(
             prefill=None,
-            decode=_peer(asked.decodes, decoder.ref),
+            decode=asked.team.by_node[decoder.ref.node],
             cached_blocks=decoder.local_blocks,
             remote=False,
             predicted=Prediction(prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=tbt_s),
@@ -243,20 +246,9 @@ class Placer:
         )
 
 
-def _full(peer: Peer) -> bool:
-    info = peer.info
-    if info.role == "prefill":
-        return 0 < info.max_waiting <= peer.book.waiting
-    return info.max_running > 0 and peer.book.requests >= info.max_running + info.max_waiting
-
-
 def _overloaded(peers: Sequence[Peer], now: float) -> TsukimiError:
     drained_s = min((p.book.queue_s(now) for p in peers), default=1.0)
     return Overloaded("every node's queue is full", retry_after_s=retry_after(max(drained_s, 0.5)))
-
-
-def _peer(peers: Sequence[Peer], ref: NodeRef) -> Peer:
-    return next(p for p in peers if p.ref is ref)
 
 
 def _ref(peer: Peer | None) -> NodeRef | None:

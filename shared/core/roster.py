@@ -10,16 +10,22 @@ from shared.core.membership import Member
 from shared.core.node_book import NodeBook
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import Incarnation, NodeId, NodeRef
-from shared.protocol.model import KVLayout, ModelSpec
+from shared.protocol.model import ModelSpec
+
+INFINITY = float("inf")
 
 
 class Peer:
     """A ready life of a node."""
 
-    __slots__ = ("book", "cost", "host", "info", "load", "nearby", "node", "ref", "suspect", "turn")
+    __slots__ = (
+        "_prior", "book", "cost", "host", "info", "load", "most_blocks", "most_requests", "most_waiting", "nearby",
+        "node", "ref", "suspect", "turn",
+    )  # fmt: skip
 
     def __init__(self, book: NodeBook) -> None:
         self.book = book
+        self.load: NodeLoad | None = None
         self.suspect = False
         """A request failed on it; until it is heard again, others are preferred."""
         self.turn = 0
@@ -27,36 +33,42 @@ class Peer:
         self.nearby: tuple[NodeId, ...] = ()
         """Itself and the cache nodes of its host: whose blocks are local to it."""
 
-    def follow(self, member: Member, prior: CostCoefficients) -> None:
-        """Its announcement or load may have changed. `prior`: the time model of one that announces none."""
-        self.info: NodeInfo = member.info
-        self.ref: NodeRef = member.info.ref
+    def announced(self, info: NodeInfo, prior: CostCoefficients) -> None:
+        """What it says of itself may have changed. `prior`: the time model of one that announces none."""
+        self.info = info
+        self.ref: NodeRef = info.ref
         self.node = self.ref.node
         self.host = self.ref.host or f"={self.ref.node}"
         """The machine it is on; one that does not say so is on a machine of its own."""
-        self.load = member.load
-        self.cost: CostCoefficients = (self.load.cost if self.load else None) or self.info.cost or prior
+        self.most_blocks = info.kv_blocks or INFINITY
+        self.most_waiting = info.max_waiting or INFINITY
+        self.most_requests = info.max_running + info.max_waiting if info.max_running else INFINITY
+        self._prior = info.cost or prior
+        self.cost: CostCoefficients = (self.load.cost if self.load else None) or self._prior
         """The newest time model known."""
+
+    def reported(self, load: NodeLoad, now: float) -> None:
+        """It was heard, and this is its newest load."""
+        self.load = load
+        self.cost = load.cost or self._prior
+        self.suspect = False
+        self.book.reported(load, now)
 
     @property
     def samples(self) -> int:
         """Measurements behind its time model."""
         return self.load.cost_samples if self.load else 0
 
-    def fits(self, blocks: int) -> bool:
-        return blocks <= self.info.kv_blocks or not self.info.kv_blocks
-
 
 class Team(Struct):
     """The nodes that serve one model together: their KVCache is interchangeable."""
 
     spec: ModelSpec
+    block_tokens: int
+    block_bytes: int
     prefills: list[Peer] = field(default_factory=list)
     decodes: list[Peer] = field(default_factory=list)
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.spec.layout
+    by_node: dict[NodeId, Peer] = field(default_factory=dict)
 
 
 class Roster:
@@ -82,7 +94,7 @@ class Roster:
             if not member.ready or member.info.role not in ("prefill", "decode", "cache"):
                 continue
             peer = self._peers.get(life) or Peer(NodeBook(self._stale_s))
-            peer.follow(member, self._prior)
+            peer.announced(member.info, self._prior)
             if self._enrol(peer):
                 peers[life] = peer
             else:
@@ -97,13 +109,11 @@ class Roster:
     def peer(self, node: NodeId, incarnation: Incarnation) -> Peer | None:
         return self._peers.get((node, incarnation))
 
-    def reported(self, member: Member, load: NodeLoad, now: float) -> None:
+    def reported(self, load: NodeLoad, now: float) -> None:
         """A member's newest load."""
         peer = self._peers.get((load.node, load.incarnation))
         if peer is not None:
-            peer.follow(member, self._prior)
-            peer.book.reported(load, now)
-            peer.suspect = False
+            peer.reported(load, now)
 
     def check(self) -> None:
         for peer in self._peers.values():
@@ -120,10 +130,14 @@ class Roster:
             return True
         if info.model is None:
             return False
-        team = self.teams.setdefault(info.model.name, Team(spec=info.model))
+        layout = info.model.layout
+        team = self.teams.setdefault(
+            info.model.name, Team(info.model, layout.block_tokens, layout.block_bytes)
+        )
         if (info.model.namespace, info.model.layout) != (team.spec.namespace, team.spec.layout):
             return False
         (team.prefills if info.role == "prefill" else team.decodes).append(peer)
+        team.by_node[peer.node] = peer
         return True
 
 
