@@ -14,7 +14,8 @@ from shared.protocol import subjects
 from shared.protocol.generate import GenerateCall, GenerateCancel, GenerateEvent
 from tests.support.fake_cluster import FakeCluster, nats_cluster
 from tests.support.fronts import nats_call
-from tests.support.nats import NatsServer, nats_server
+from tests.support.nats import NatsServer
+from tests.support.until import until, nats_server
 
 
 @pytest.fixture
@@ -119,7 +120,6 @@ async def test_two_gateways_share_the_calls(server: NatsServer) -> None:
     async with nats_cluster(server) as one, nats_cluster(server, node="gateway-1") as two:
         for _ in range(12):
             await all_events(server, call("<<say:ok>>"))
-        for gateway in (one, two):
-            await gateway.idle()
+        await until(lambda: not one.gateway.running and not two.gateway.running)
         counts = [c.sample("tsukimi_requests_ended_total", outcome="ok") for c in (one, two)]
         assert sum(counts) == 12
