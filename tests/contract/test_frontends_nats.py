@@ -14,8 +14,8 @@ from shared.protocol import subjects
 from shared.protocol.generate import GenerateCall, GenerateCancel, GenerateEvent
 from tests.support.fake_cluster import FakeCluster, nats_cluster
 from tests.support.fronts import nats_call
-from tests.support.nats import NatsServer
-from tests.support.until import until, nats_server
+from tests.support.nats import NatsServer, nats_server
+from tests.support.until import until
 
 
 @pytest.fixture
