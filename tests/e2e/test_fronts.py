@@ -91,7 +91,8 @@ async def test_pitfall_1_28_clients_that_leave_leave_nothing(house: Cluster) -> 
 async def test_pitfall_7_3_a_gateway_told_to_stop_ends_its_streams_first(tmp_path: Any) -> None:
     with cluster(tmp_path, model="toy:step_ms=20") as house:
         front = HttpStream(house.url, house.nats.url)
-        body = {"model": "toy", "messages": [{"role": "user", "content": "<<say:to the very end>>"}]}
+        words = "on and on, " * 15 + "to the very end"  # seconds, so that a heartbeat tells of it
+        body = {"model": "toy", "messages": [{"role": "user", "content": f"<<say:{words}>>"}]}
         asked = asyncio.create_task(front.ask("chat", body))
         await asyncio.to_thread(
             house.wait_for, lambda: house.loads["gateway-0"].running == 1, 20.0, "it runs"
@@ -102,5 +103,5 @@ async def test_pitfall_7_3_a_gateway_told_to_stop_ends_its_streams_first(tmp_pat
         got = await asked
         await asyncio.to_thread(stopping.join)
         assert got.error is None
-        assert got.texts == ["to the very end"]
+        assert got.texts == [words]
         assert codes == [0]
