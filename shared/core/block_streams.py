@@ -100,19 +100,20 @@ class BlockStreams:
 
     def heartbeat(self, node: NodeId, incarnation: Incarnation, block_events_seq: int, now: float) -> None:
         """Shows that events are missing when none follow that would make the gap seen."""
-        stream = self._stream(node, incarnation)
-        if stream is None:
+        stream = self._streams.get(node)
+        if stream is None or stream.incarnation != incarnation:
             return
-        if block_events_seq == 0 and stream.seq == 0:
-            self._catch_up(node, stream)
         if block_events_seq <= stream.seq:
             stream.behind_since_s = float("inf")
+            if stream.seq == 0 and not stream.synced:
+                self._catch_up(node, stream)
         elif stream.synced:
             if stream.announced_seq <= stream.seq:
                 stream.behind_since_s = now
             if now - stream.behind_since_s >= BEHIND_S:
                 self._lose(node, stream)
-        stream.announced_seq = max(stream.announced_seq, block_events_seq)
+        if block_events_seq > stream.announced_seq:
+            stream.announced_seq = block_events_seq
 
     def asks(self, now: float) -> list[NodeId]:
         """Nodes to ask for a snapshot now; each is named once in a while until its snapshot is complete."""

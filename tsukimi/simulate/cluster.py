@@ -222,7 +222,7 @@ class SimulatedCluster:
         self.timeline.send(self.gateway.answered, reply)
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
-        self.timeline.send(self.gateway.took_tokens, (node, deltas))
+        self.gateway.deliver(node, deltas)
 
     def _expect(self, number: int) -> None:
         """The next request of the trace."""

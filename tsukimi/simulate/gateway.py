@@ -95,24 +95,32 @@ class SimulatedGateway:
             event = ev.SubmitAnswered(attempt, node)
         self._feed(machine, number, event)
 
-    def took_tokens(self, tokens: tuple[NodeRef, tuple[TokenDelta, ...]]) -> None:
-        """A TokenBatch arrived. Tokens in the middle of an answer decide nothing: they are handed over with its last."""
-        ref, deltas = tokens
+    def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
+        """A worker sends a TokenBatch. Tokens in the middle of an answer decide nothing: they go with its last ones."""
+        middles = self._middles
+        telling: list[TokenDelta] = []
         for delta in deltas:
-            attempt = delta.attempt
-            found = self._machines.get(attempt)
-            if found is None:
-                continue
-            if attempt in self._middles:
-                middle = self._middles[attempt]
-                middle[1] += len(delta.tokens)
+            middle = middles.get(delta.attempt)
+            if middle is None:
+                telling.append(delta)
                 if delta.finish is None:
-                    continue
-                del self._middles[attempt]
-                delta = TokenDelta(attempt, middle[0], (TOKEN,) * middle[1], (), delta.finish, delta.error)
-            elif delta.finish is None:  # the first ones go ahead
-                self._middles[attempt] = [delta.index + len(delta.tokens), 0]
-            self._feed(*found, ev.TokensArrived(attempt, ref.node, ref.incarnation, delta))
+                    middles[delta.attempt] = [delta.index + len(delta.tokens), 0]
+                continue
+            middle[1] += len(delta.tokens)
+            if delta.finish is not None:
+                del middles[delta.attempt]
+                tokens = (TOKEN,) * middle[1]
+                telling.append(TokenDelta(delta.attempt, middle[0], tokens, (), delta.finish, delta.error))
+        if telling:
+            self._timeline.send(self._took_tokens, (node, telling))
+
+    def _took_tokens(self, batch: tuple[NodeRef, list[TokenDelta]]) -> None:
+        ref, deltas = batch
+        for delta in deltas:
+            found = self._machines.get(delta.attempt)
+            if found is not None:
+                event = ev.TokensArrived(delta.attempt, ref.node, ref.incarnation, delta)
+                self._feed(*found, event)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

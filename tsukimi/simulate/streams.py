@@ -96,12 +96,16 @@ class Handoff:
         self._out.close(LandingFailed(self._attempt, "the writer gave up"))
 
     def _arrived(self, word: LandingArrived | LandingFailed) -> None:
-        self._timeline.send(self._decode, word)
-        self._timeline.send(self._prefill, HandoffEnded(self._attempt, isinstance(word, LandingArrived)))
+        self._timeline.send(self._told, word)
+
+    def _told(self, word: LandingArrived | LandingFailed) -> None:
+        self._decode(word)
+        self._prefill(HandoffEnded(self._attempt, isinstance(word, LandingArrived)))
 
 
 class PoolWrite:
-    """Full blocks of one sequence on their way to a cache node, those that it lacks."""
+    """Full blocks of one sequence on their way to a cache node, those that it lacks. Opening and committing take no time
+    of their own: in a live node they go on while data flows."""
 
     def __init__(
         self,
@@ -112,70 +116,45 @@ class PoolWrite:
         worker: Feed,
         cache: SimulatedCache,
     ) -> None:
-        self._command = command
+        self._attempt = command.attempt
+        self._first = command.first_block
         self._layout = layout
         self._worker, self._cache = worker, cache
         self._timeline = hosts.timeline
         self._out = Outflow(hosts, host, cache.host, self._arrived)
-        self._landing = b""
-        self._wanted: frozenset[int] | None = None
-        self._sent: set[int] = set()
-        self._early: list[int] = []
-        self._commit = ""
-        self._timeline.send(self._open)
+        self._landing, wanted = cache.open_put(command.namespace, command.keys)
+        self._wanted = dict.fromkeys(wanted)
+        self._sent: dict[int, int] = {}
+        """Index among the keys -> checksum."""
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins; the blocks it completes go out."""
         size = self._layout.block_tokens
         first = start // size
-        self._send(range(first, (start + tokens) // size))
+        self.send(first, (start + tokens) // size - first)
         self._out.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
-        self._send(range(first_block, first_block + blocks))
+        first = first_block - self._first
+        fresh = [i for i in range(first, first + blocks) if i in self._wanted]
+        for i in fresh:
+            del self._wanted[i]
+            self._sent[i] = 0
+        self._out.add(len(fresh) * self._layout.block_bytes)
 
     def commit(self) -> None:
-        self._close("commit")
+        self._out.close(True)
 
     def abort(self) -> None:
-        self._close("abort")
+        self._out.close(False)
 
-    def _open(self, _: Any) -> None:
-        landing, wanted = self._cache.open_put(self._command.namespace, self._command.keys)
-        self._timeline.send(self._granted, (landing, wanted))
-
-    def _granted(self, grant: tuple[bytes, tuple[int, ...]]) -> None:
-        self._landing, self._wanted = grant[0], frozenset(grant[1])
-        self._send(self._early)
-        self._out.flow()
-        if self._commit:
-            self._out.close(self._commit)
-
-    def _send(self, blocks: Any) -> None:
-        if self._wanted is None:
-            self._early += blocks
-            return
-        first = self._command.first_block
-        fresh = [b - first for b in blocks if b - first in self._wanted and b - first not in self._sent]
-        if fresh:
-            self._sent.update(fresh)
-            self._out.add(len(fresh) * self._layout.block_bytes)
-
-    def _close(self, how: str) -> None:
-        self._commit = how
-        if self._wanted is not None:
-            self._out.close(how)
-
-    def _arrived(self, how: str) -> None:
-        self._timeline.send(self._end, how)
-
-    def _end(self, how: str) -> None:
+    def _arrived(self, whole: bool) -> None:
         stored = 0
-        if how == "commit":
-            stored = self._cache.commit_put(self._landing, dict.fromkeys(sorted(self._sent), 0))
+        if whole:
+            stored = self._cache.commit_put(self._landing, self._sent)
         else:
             self._cache.abort_put(self._landing)
-        self._timeline.send(self._worker, PoolWriteEnded(self._command.attempt, stored))
+        self._timeline.send(self._worker, PoolWriteEnded(self._attempt, stored))
 
 
 class Fetch:
@@ -191,19 +170,14 @@ class Fetch:
         cache: SimulatedCache,
     ) -> None:
         self._command = command
-        self._layout = layout
-        self._hosts, self._host = hosts, host
+        self._timeline = hosts.timeline
         self._worker, self._cache = worker, cache
         self._began_s = hosts.timeline.now
-        hosts.timeline.send(self._open)
-
-    def _open(self, _: Any) -> None:
-        lease, blocks = self._cache.open_read(self._command.namespace, self._command.keys)
-        size = blocks * self._layout.block_bytes
+        lease, blocks = cache.open_read(command.namespace, command.keys)
         if blocks:
-            self._hosts.start(self._cache.host, self._host, size, self._arrived, (lease, blocks))
+            hosts.start(cache.host, host, blocks * layout.block_bytes, self._arrived, (lease, blocks))
         else:
-            self._hosts.timeline.send(self._worker, self._fetched(0))
+            hosts.timeline.send(worker, self._fetched(0))
 
     def _arrived(self, what: tuple[int, int]) -> None:
         lease, blocks = what
@@ -212,6 +186,6 @@ class Fetch:
 
     def _fetched(self, blocks: int) -> BlocksFetched:
         command = self._command
-        seconds = self._hosts.timeline.now - self._began_s
+        seconds = self._timeline.now - self._began_s
         error = "" if blocks == len(command.keys) else "not all blocks were there"
         return BlocksFetched(command.attempt, command.source.first_block, blocks, error, seconds)
