@@ -98,8 +98,10 @@ class DecodeMachine(ReservingMachine):
                 repeats = room
         return repeats
 
+    def _grew(self, tokens: int) -> None:
+        self._kv_tokens += tokens
+
     def _sampled(self, sequence: DecodeSequence, delta: TokenDelta, now: float) -> None:
-        self._kv_tokens += len(delta.tokens)
         if delta.finish is not None:
             self._end(sequence, now)
 

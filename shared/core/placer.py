@@ -163,10 +163,12 @@ class Placer:
 
     def _decoders(self, asked: _Asked) -> list[Decoder]:
         match, block_tokens, decoders = asked.match, asked.team.block_tokens, []
+        left = asked.request.prompt_tokens - len(match) * block_tokens
+        worth_looking = left <= self._inline.max_tokens or not asked.prefills
         for p in asked.decodes:
             book = p.book
             free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
-            local = match.run_of_any(p.nearby)
+            local = match.run_of_any(p.nearby) if worth_looking else 0
             decoders.append(Decoder(p.ref, p.host, p.cost, book.requests, book.kv_tokens, free, local))
         return decoders
 

@@ -128,8 +128,11 @@ class Residents(ABC, Generic[S]):
     def _farewell(self, sequence: S, finish: FinishReason, error: str) -> None:
         answer = sequence.answer
         answer.finish, answer.error = finish, error
-        index = answer.first_index + len(answer.tokens)
-        self._send(sequence.gateway, TokenDelta(sequence.attempt, index, (), (), finish, error))
+        delta = sequence.held_back() if sequence.unsent >= 0 else None
+        if delta is None:
+            index = answer.first_index + len(answer.tokens)
+            delta = TokenDelta(sequence.attempt, index, (), (), finish, error)
+        self._send(sequence.gateway, delta)
 
     def _retire(self, sequence: S, now: float) -> None:
         sequence.ended = True

@@ -39,6 +39,8 @@ class Sequence(Struct, kw_only=True, eq=False):
     """Leading blocks whose keys the pool knows."""
     expected_s: float = 0.0
     """Prefill time still to be spent on it, as predicted."""
+    unsent: int = -1
+    """First token of the answer that is held back; -1: none is."""
     ended: bool = False
     """The attempt is over here; pages may still be touched."""
 
@@ -66,6 +68,22 @@ class Sequence(Struct, kw_only=True, eq=False):
             self.page_table = tuple(self.pages)
         return self.page_table
 
+    def hold(self, tokens: tuple[int, ...]) -> bool:
+        """Append tokens and hold them back until the answer's last. False, and no change, if that is among them."""
+        said = self.answer.tokens
+        if len(said) + len(tokens) >= self.max_new_tokens or not tokens or not self.sampling.ignore_eos:
+            return False
+        if self.unsent < 0:
+            self.unsent = len(said)
+        said += tokens
+        self.wanted += len(tokens)
+        return True
+
+    def held_back(self) -> TokenDelta | None:
+        """What was held back, and the finish if there is one."""
+        first, self.unsent = self.unsent, -1
+        return self.answer.delta(self.attempt, self.answer.first_index + first)
+
     def take(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenDelta | None:
         """Append sampled tokens, up to an EOS or the most wanted; returns what is new, its finish included."""
         answer, sampling = self.answer, self.sampling
@@ -89,4 +107,6 @@ class Sequence(Struct, kw_only=True, eq=False):
         self.wanted = self.prompt_tokens + index + len(kept)
         cached = answer.cached_tokens if index == 0 else None
         answer.finish = finish
+        if self.unsent >= 0:
+            return self.held_back()
         return TokenDelta(self.attempt, answer.first_index + index, kept, logprobs, finish, "", cached)

@@ -29,6 +29,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     remember_attempts: int = 4096
     token_ids: bool = True
     """False in the simulator: prompts come without their ids."""
+    stream_tokens: bool = True
+    """False in the simulator: tokens go out with the last of their answer, but the first at once."""
     eviction: str = "lru"
     keep_blocks: bool = True
     """Keep computed blocks findable in own memory; False in simulations where the pool is all the cache there is."""

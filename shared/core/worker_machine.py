@@ -177,14 +177,18 @@ class WorkerMachine(Residents[S]):
 
     def _take(self, sequence: S, result: SequenceResult, now: float) -> None:
         """The sequence's known tokens were all computed: it has sampled."""
-        delta = sequence.take(result.tokens, result.logprobs)
-        if delta is None:
+        before = sequence.wanted
+        if not self.worker.stream_tokens and before > sequence.prompt_tokens and sequence.hold(result.tokens):
+            delta = None
+        elif (delta := sequence.take(result.tokens, result.logprobs)) is None:
             self._end(sequence, now, "failed", "the engine sampled no token")
             return
         sequence.computed = sequence.wanted - 1
-        self.counters["tokens_generated"] += len(delta.tokens)
-        self._send(sequence.gateway, delta)
-        self._sampled(sequence, delta, now)
+        self.counters["tokens_generated"] += sequence.wanted - before
+        self._grew(sequence.wanted - before)
+        if delta is not None:
+            self._send(sequence.gateway, delta)
+            self._sampled(sequence, delta, now)
 
     def _on_step_failed(self, event: StepFailed, now: float) -> None:
         plan = self._stepper.out
@@ -252,6 +256,9 @@ class WorkerMachine(Residents[S]):
     @abstractmethod
     def _runnable(self, ready: list[S], now: float) -> list[S]:
         """Of the sequences with something to compute, those that may be in the next step, in order."""
+
+    def _grew(self, tokens: int) -> None:
+        """A sequence has so many tokens more."""
 
     @abstractmethod
     def _sampled(self, sequence: S, delta: TokenDelta, now: float) -> None:

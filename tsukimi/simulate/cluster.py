@@ -139,6 +139,7 @@ class SimulatedCluster:
             "cost": cost,
             "fit_cost": False,
             "keep_blocks": config.keep_blocks,
+            "stream_tokens": False,
             "chunk_tokens": config.chunk_tokens,
             "max_waiting": 1 << 20,
         }
@@ -222,7 +223,7 @@ class SimulatedCluster:
         self.timeline.send(self.gateway.answered, reply)
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
-        self.gateway.deliver(node, deltas)
+        self.timeline.send(self.gateway.took_tokens, (node, deltas))
 
     def _expect(self, number: int) -> None:
         """The next request of the trace."""

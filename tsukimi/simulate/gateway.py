@@ -14,7 +14,6 @@ from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.requests import AttemptState, Reserved, TokenDelta
 from shared.protocol.sampling import SamplingParams
-from tsukimi.simulate.engine import TOKEN
 from tsukimi.simulate.measure import Measures
 from tsukimi.simulate.timeline import Timeline
 from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
@@ -49,8 +48,6 @@ class SimulatedGateway:
         self._ended = ended
         self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
         """By the attempt that is going on, with the request's number."""
-        self._middles: dict[AttemptId, list[int]] = {}
-        """Tokens held back: index of the first, how many."""
         self._asks: dict[Ask, tuple[RequestMachine, int, AttemptId, NodeId, Any]] = {}
         """Questions out: who asked about which attempt, whom, and the event that a refusal becomes."""
         self._ask = 0
@@ -95,26 +92,8 @@ class SimulatedGateway:
             event = ev.SubmitAnswered(attempt, node)
         self._feed(machine, number, event)
 
-    def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None:
-        """A worker sends a TokenBatch. Tokens in the middle of an answer decide nothing: they go with its last ones."""
-        middles = self._middles
-        telling: list[TokenDelta] = []
-        for delta in deltas:
-            middle = middles.get(delta.attempt)
-            if middle is None:
-                telling.append(delta)
-                if delta.finish is None:
-                    middles[delta.attempt] = [delta.index + len(delta.tokens), 0]
-                continue
-            middle[1] += len(delta.tokens)
-            if delta.finish is not None:
-                del middles[delta.attempt]
-                tokens = (TOKEN,) * middle[1]
-                telling.append(TokenDelta(delta.attempt, middle[0], tokens, (), delta.finish, delta.error))
-        if telling:
-            self._timeline.send(self._took_tokens, (node, telling))
-
-    def _took_tokens(self, batch: tuple[NodeRef, list[TokenDelta]]) -> None:
+    def took_tokens(self, batch: tuple[NodeRef, tuple[TokenDelta, ...]]) -> None:
+        """A TokenBatch arrived."""
         ref, deltas = batch
         for delta in deltas:
             found = self._machines.get(delta.attempt)
