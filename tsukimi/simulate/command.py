@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from pathlib import Path
 from typing import Annotated
@@ -106,10 +105,5 @@ def _run(cluster: SimulatedCluster, console: Console) -> None:
             if done % every == 0:
                 progress.update(task, completed=done)
 
-        gc.freeze()
-        gc.disable()  # nothing of a run is garbage in cycles: looking for some would take a tenth of the time
-        try:
-            cluster.run(progressed)
-        finally:
-            gc.enable()
+        cluster.run(progressed)
         progress.update(task, completed=total)
