@@ -34,15 +34,14 @@ def plan_step(
     together fit what decoding left of `chunk_tokens`, but the first waiting prompt always gets at least a block, so that
     nobody starves.
     """
-    decoding: list[tuple[R, int]] = []
-    prompts: list[R] = []
-    for row in islice(rows, max_rows):
-        if row.computed >= row.prompt_tokens:
-            decoding.append((row, row.wanted - row.computed))
-        else:
-            prompts.append(row)
+    first = list(islice(rows, max_rows))
+    decoding = [(row, row.wanted - row.computed) for row in first if row.computed >= row.prompt_tokens]
+    if len(decoding) == len(first):
+        return decoding
     budget = max(chunk_tokens - len(decoding), block_tokens)
-    for row in prompts:
+    for row in first:
+        if row.computed >= row.prompt_tokens:
+            continue
         tokens = chunk(row.computed, row.wanted, budget, block_tokens)
         if tokens == 0:
             break

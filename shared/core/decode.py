@@ -43,15 +43,16 @@ class DecodeMachine(ReservingMachine):
                 self._commands.append(interrupt)
 
     def _runnable(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:
-        rows: list[DecodeSequence] = []
+        rows = ready[: self.config.max_running]
         self._stalled = False
-        most, block_tokens = self.config.max_running, self.worker.block_tokens
+        block_tokens = self.worker.block_tokens
+        if not [s for s in rows if s.computed >= len(s.pages) * block_tokens]:  # nearly always
+            return rows
+        rows = []
         for sequence in ready:
-            if len(rows) >= most:
+            if len(rows) >= self.config.max_running:
                 break
-            if sequence.ended:
-                continue
-            if sequence.computed < len(sequence.pages) * block_tokens or self._has_room(sequence, now):
+            if not sequence.ended and self._has_room(sequence, now):
                 rows.append(sequence)
         return [s for s in rows if not s.ended]
 
@@ -89,9 +90,10 @@ class DecodeMachine(ReservingMachine):
         repeats = 1 if self._stalled else self.config.max_repeat
         block_tokens = self.worker.block_tokens
         for s, _ in plan:
-            if s.computed < s.prompt_tokens:
+            computed, prompt = s.computed, s.prompt_tokens
+            if computed < prompt:
                 return 1
-            wanted, room = s.max_new_tokens - len(s.answer.tokens), len(s.pages) * block_tokens - s.computed
+            wanted, room = prompt + s.max_new_tokens - s.wanted, len(s.pages) * block_tokens - computed
             if wanted < repeats:
                 repeats = wanted
             if room < repeats:

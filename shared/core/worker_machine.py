@@ -120,7 +120,7 @@ class WorkerMachine(Residents[S]):
         if not rows:
             return
         config = self.worker
-        prompts = [s for s in rows if not s.decoding]
+        prompts = [s for s in rows if s.computed < s.prompt_tokens]
         for sequence in prompts:
             if not self._started(sequence):
                 match_more(self.pool, sequence, config.block_tokens)
@@ -155,9 +155,12 @@ class WorkerMachine(Residents[S]):
         self.counters["steps"] += event.steps
         if self.worker.fit_cost:
             self._learn(results, event)
+        generated = 0
         for sequence, tokens, result in results:
-            if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
-                self._take(sequence, result, now)
+            if sequence.computed >= sequence.prompt_tokens and not (
+                result.error or sequence.ended or sequence.void
+            ):  # nearly always
+                generated += self._take(sequence, result, now)
                 continue
             sequence.void = bool(result.error)
             prompt = not sequence.decoding
@@ -173,22 +176,25 @@ class WorkerMachine(Residents[S]):
             if result.error:
                 self._end(sequence, now, "failed", result.error)
             elif sequence.decoding:
-                self._take(sequence, result, now)
+                generated += self._take(sequence, result, now)
+        self.counters["tokens_generated"] += generated
+        self._grew(generated)
 
-    def _take(self, sequence: S, result: SequenceResult, now: float) -> None:
-        """The sequence's known tokens were all computed: it has sampled."""
+    def _take(self, sequence: S, result: SequenceResult, now: float) -> int:
+        """The sequence's known tokens were all computed: it has sampled. Returns how many it has more."""
         before = sequence.wanted
         if not self.worker.stream_tokens and before > sequence.prompt_tokens and sequence.hold(result.tokens):
-            delta = None
-        elif (delta := sequence.take(result.tokens, result.logprobs)) is None:
+            sequence.computed = sequence.wanted - 1
+            return sequence.wanted - before
+        delta = sequence.take(result.tokens, result.logprobs)
+        if delta is None:
             self._end(sequence, now, "failed", "the engine sampled no token")
-            return
+            return 0
         sequence.computed = sequence.wanted - 1
-        self.counters["tokens_generated"] += sequence.wanted - before
-        self._grew(sequence.wanted - before)
-        if delta is not None:
-            self._send(sequence.gateway, delta)
-            self._sampled(sequence, delta, now)
+        grown = sequence.wanted - before
+        self._send(sequence.gateway, delta)
+        self._sampled(sequence, delta, now)
+        return grown
 
     def _on_step_failed(self, event: StepFailed, now: float) -> None:
         plan = self._stepper.out
@@ -258,7 +264,7 @@ class WorkerMachine(Residents[S]):
         """Of the sequences with something to compute, those that may be in the next step, in order."""
 
     def _grew(self, tokens: int) -> None:
-        """A sequence has so many tokens more."""
+        """The sequences of a step have so many tokens more, together."""
 
     @abstractmethod
     def _sampled(self, sequence: S, delta: TokenDelta, now: float) -> None:

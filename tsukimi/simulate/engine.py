@@ -17,7 +17,7 @@ from tsukimi.simulate.timeline import Timeline
 TOKEN = 1
 """What every sequence says, all the time."""
 
-Ran = Callable[[tuple[AttemptId, ...], float, float, int, float, float], None]
+Ran = Callable[[list[AttemptId], float, float, int, float, float], None]
 """(sequences that sampled, run's start and end, steps, seconds of the first step, growth of each next one)."""
 
 
@@ -50,13 +50,14 @@ class CostEngine:
         assert self._run is None, "a step is out"
         run = _Run(command, self._timeline.now)
         chunks = []
-        decoding = 0
+        kv_tokens = 0
         for s in command.sequences:
             if s.token_ids:  # a prompt has none here
-                decoding += 1
-                run.kv_tokens += s.start + 1
+                kv_tokens += s.start + 1
             else:
                 chunks.append((s.start, s.tokens))
+        decoding = len(command.sequences) - len(chunks)
+        run.kv_tokens = kv_tokens
         if chunks:
             run.step_s = mixed_s(self._cost, chunks, decoding, run.kv_tokens)
         else:
@@ -89,10 +90,9 @@ class CostEngine:
             return
         self._run = None
         self.busy_s += seconds
-        sampled = tuple(s.attempt for s in run.command.sequences if s.sample is not None)
+        sequences = run.command.sequences
+        sampled = [s.attempt for s in sequences if s.sample is not None]
         self._ran(sampled, run.started_s, self._timeline.now, steps, run.step_s, run.growth_s)
         tokens = (TOKEN,) * steps
-        results = tuple(
-            SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in run.command.sequences
-        )
-        self._done(StepDone(run.command.step, results, steps, seconds))
+        results = [SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in sequences]
+        self._done(StepDone(run.command.step, tuple(results), steps, seconds))

@@ -47,7 +47,7 @@ class Measures:
 
     def ran(
         self,
-        attempts: tuple[AttemptId, ...],
+        attempts: list[AttemptId],
         started_s: float,
         ended_s: float,
         steps: int,
@@ -56,8 +56,9 @@ class Measures:
     ) -> None:
         """An engine ran `steps` steps, each a little longer than the last, that gave each of these a token each."""
         all_of_them = (step_s + growth_s * (steps - 1), step_s, steps)
+        known = self._stories.get
         for attempt in attempts:
-            story = self._stories.get(attempt)
+            story = known(attempt)
             if story is None:
                 self._stories[attempt] = _Story(ended_s)
                 continue
@@ -116,7 +117,7 @@ class Measures:
 
 def mean_of_longest(intervals: list[Interval]) -> float:
     """Mean of the longest tenth. Evenly growing intervals are taken from their long end."""
-    count = sum(n for _, _, n in intervals)
+    count = sum([n for _, _, n in intervals])
     wanted = left = max(1, ceil(count * LONGEST_SHARE))
     total = 0.0
     for longest, shortest, n in sorted(intervals, reverse=True):

@@ -7,6 +7,7 @@ wire, which nothing could hide, is left out).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +29,12 @@ from tsukimi.simulate.pool import SimulatedCache
 Feed = Callable[[Any], None]
 
 
-class Outflow:
-    """One attempt's bytes to one receiver, in parts that become ready over time; `arrived` once all of them are there."""
+class Outflow(ABC):
+    """One attempt's bytes to one receiver, in parts that become ready over time; `_arrived` once all are there."""
 
-    def __init__(self, hosts: Hosts, source: str, target: str, arrived: Feed) -> None:
+    def __init__(self, hosts: Hosts, source: str, target: str) -> None:
         self._hosts = hosts
         self._source, self._target = source, target
-        self._arrived = arrived
         self._ready_bytes = 0.0
         self._flowing = False
         self._closed: Any = None
@@ -44,7 +44,7 @@ class Outflow:
         self._ready_bytes += size_bytes
 
     def close(self, word: Any) -> None:
-        """Nothing more comes; `arrived(word)` when the last byte has."""
+        """Nothing more comes; `_arrived(word)` when the last byte has."""
         self._closed = word
         self.flow()
         if not self._flowing:
@@ -66,34 +66,38 @@ class Outflow:
         word, self._closed = self._closed, None
         self._arrived(word)
 
+    @abstractmethod
+    def _arrived(self, word: Any) -> None:
+        """The last byte is there; `word` is what `close` was told."""
 
-class Handoff:
+
+class Handoff(Outflow):
     """KV of one prompt on its way to the decode node."""
 
     def __init__(
         self, command: OpenHandoff, layout: KVLayout, hosts: Hosts, host: str, prefill: Feed, decode: Feed
     ) -> None:
+        super().__init__(hosts, host, command.target.decode.host)
         self._attempt = command.attempt
         self._layout = layout
         self._prefill, self._decode = prefill, decode
         self._timeline = hosts.timeline
-        self._out = Outflow(hosts, host, command.target.decode.host, self._arrived)
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins."""
-        self._out.add(tokens * self._layout.token_bytes)
-        self._out.flow()
+        self.add(tokens * self._layout.token_bytes)
+        self.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
-        self._out.add(blocks * self._layout.block_bytes)
+        self.add(blocks * self._layout.block_bytes)
 
     def commit(self, command: CommitHandoff) -> None:
-        self._out.close(
+        self.close(
             LandingArrived(self._attempt, command.first_token, command.first_logprob, command.cached_tokens)
         )
 
     def abort(self) -> None:
-        self._out.close(LandingFailed(self._attempt, "the writer gave up"))
+        self.close(LandingFailed(self._attempt, "the writer gave up"))
 
     def _arrived(self, word: LandingArrived | LandingFailed) -> None:
         self._timeline.send(self._told, word)
@@ -103,7 +107,7 @@ class Handoff:
         self._prefill(HandoffEnded(self._attempt, isinstance(word, LandingArrived)))
 
 
-class PoolWrite:
+class PoolWrite(Outflow):
     """Full blocks of one sequence on their way to a cache node, those that it lacks. Opening and committing take no time
     of their own: in a live node they go on while data flows."""
 
@@ -116,14 +120,14 @@ class PoolWrite:
         worker: Feed,
         cache: SimulatedCache,
     ) -> None:
+        super().__init__(hosts, host, cache.host)
         self._attempt = command.attempt
         self._first = command.first_block
         self._layout = layout
         self._worker, self._cache = worker, cache
         self._timeline = hosts.timeline
-        self._out = Outflow(hosts, host, cache.host, self._arrived)
         self._landing, wanted = cache.open_put(command.namespace, command.keys)
-        self._wanted = dict.fromkeys(wanted)
+        self._wanted = set(wanted)
         self._sent: dict[int, int] = {}
         """Index among the keys -> checksum."""
 
@@ -132,21 +136,20 @@ class PoolWrite:
         size = self._layout.block_tokens
         first = start // size
         self.send(first, (start + tokens) // size - first)
-        self._out.flow()
+        self.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
         first = first_block - self._first
-        fresh = [i for i in range(first, first + blocks) if i in self._wanted]
-        for i in fresh:
-            del self._wanted[i]
-            self._sent[i] = 0
-        self._out.add(len(fresh) * self._layout.block_bytes)
+        fresh = self._wanted.intersection(range(first, first + blocks))
+        self._wanted -= fresh
+        self._sent.update(dict.fromkeys(fresh, 0))
+        self.add(len(fresh) * self._layout.block_bytes)
 
     def commit(self) -> None:
-        self._out.close(True)
+        self.close(True)
 
     def abort(self) -> None:
-        self._out.close(False)
+        self.close(False)
 
     def _arrived(self, whole: bool) -> None:
         stored = 0
