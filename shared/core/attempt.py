@@ -166,6 +166,7 @@ def reserve_request(
     tokens = spec.prompt + pack_tokens(answer) if spec.prompt else b""
     block_bytes = spec.block_tokens * TOKEN_BYTES
     local = LocalPrefill(tokens, attempt.placement.sources) if attempt.prefill is None else None
+    looked_at = local is None and spec.sampling.needs_prompt(attempt.first_index)
     return ReserveRequest(
         attempt=attempt.id,
         gateway=spec.gateway,
@@ -181,6 +182,7 @@ def reserve_request(
         local=local,
         budget_s=budget_s,
         first_index=attempt.first_index,
+        tokens=tokens if looked_at else b"",
     )
 
 

@@ -46,6 +46,14 @@ def bad_tail(config: WorkerConfig, request: ReserveRequest) -> TsukimiError | No
     )
 
 
+def bad_past(config: WorkerConfig, request: ReserveRequest) -> TsukimiError | None:
+    """Without the ids that sampling looks back on its tokens would be others than before."""
+    if request.local is not None or not config.token_ids:
+        return None
+    needed = request.sampling.needs_prompt(request.first_index)
+    return bad_tokens(config, request.tokens, request.prompt_tokens) if needed or request.tokens else None
+
+
 def never_fits(config: WorkerConfig, tokens: int) -> TsukimiError | None:
     """Its KV would not fit even an empty node: refused at the door, so that it blocks nobody."""
     blocks = blocks_for(tokens, config.block_tokens)

@@ -47,7 +47,7 @@ def new_reservation(request: ReserveRequest) -> DecodeSequence:
         max_new_tokens=request.max_new_tokens,
         sampling=request.sampling,
         keys=request.block_keys,
-        tokens=local.tokens if local else b"",
+        tokens=local.tokens if local else request.tokens,
         sources=local.sources if local else (),
         pool_node=request.pool,
         answer=Answer(request.first_index),
@@ -67,6 +67,7 @@ def same_request(a: ReserveRequest, b: ReserveRequest) -> bool:
         and a.sampling == b.sampling
         and a.block_keys == b.block_keys
         and a.tail_tokens == b.tail_tokens
+        and a.tokens == b.tokens
         and (a.local is None) == (b.local is None)
     )
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from shared.core import worker as w
 from shared.core.blocks import blocks_for
 from shared.core.cost import step_s
-from shared.core.intake import bad_tail, bad_tokens, misfit, never_fits, overloaded
+from shared.core.intake import bad_past, bad_tail, bad_tokens, misfit, never_fits, overloaded
 from shared.core.prefix import key_blocks, take_pages
 from shared.core.reservation import DecodeSequence, landing_id, new_reservation, same_request
 from shared.core.transfers import (
@@ -97,6 +97,7 @@ class ReservingMachine(WorkerMachine[DecodeSequence]):
             misfit(config, request, prompt)
             or (bad_tokens(config, request.local.tokens, prompt) if request.local else None)
             or (bad_tail(config, request) if config.token_ids else None)
+            or bad_past(config, request)
             or never_fits(config, self._first_tokens(request))
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from shared.core.blocks import TOKEN_BYTES, pack_tokens
 from shared.core.ledger import Answer
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
 from shared.protocol.requests import BlockSource, FinishReason, TokenDelta
@@ -21,7 +22,7 @@ class Sequence(Struct, kw_only=True, eq=False):
     keys: tuple[BlockKey, ...]
     """Of the prompt's full blocks."""
     tokens: bytes = b""
-    """The prompt, packed; empty where it is not computed here, and in the simulator."""
+    """The prompt, packed; empty where it is neither computed here nor looked back on, and in the simulator."""
     sources: tuple[BlockSource, ...] = ()
     sources_tried: int = 0
     pool_node: NodeRef | None = None
@@ -53,6 +54,11 @@ class Sequence(Struct, kw_only=True, eq=False):
     pool_closing: bool = False
 
     gateway_incarnation: Incarnation = ""
+    looks_back: bool = False
+    """Its sampling depends on the tokens before."""
+
+    def __post_init__(self) -> None:
+        self.looks_back = self.sampling.looks_back
 
     @property
     def quiet(self) -> bool:
@@ -67,6 +73,14 @@ class Sequence(Struct, kw_only=True, eq=False):
         if len(self.page_table) != len(self.pages):
             self.page_table = tuple(self.pages)
         return self.page_table
+
+    def past(self) -> tuple[bytes, int]:
+        """What the next draw looks back on: packed ids, and how many of them are the answer's (the last ones)."""
+        answered = self.answer.first_index + len(self.answer.tokens)
+        known = self.tokens + pack_tokens(self.answer.tokens)
+        if not self.sampling.looks_at_prompt:
+            known = known[len(known) - answered * TOKEN_BYTES :]
+        return known, answered
 
     def hold(self, tokens: tuple[int, ...]) -> bool:
         """Append tokens and hold them back until the answer's last. False, and no change, if that is among them."""

@@ -24,6 +24,11 @@ class SequenceStep(Struct, frozen=True):
     """Their ids, little-endian u32. Empty in the simulator, which needs none."""
     pages: tuple[int, ...]
     sample: SamplingParams | None = None
+    past: bytes = b""
+    """Where the sampling looks back: ids of the answer's tokens so far, in all attempts, after those of the prompt if it
+    looks at that too."""
+    answered: int = 0
+    """How many of `past`'s tokens are the answer's."""
 
 
 class RunStep(Command, frozen=True):

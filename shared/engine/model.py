@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from shared.core.blocks import blocks_for, namespace_digest, unpack_tokens
@@ -16,15 +17,18 @@ from shared.dataplane.arena import Arena
 from shared.engine import hf, servable
 from shared.engine.api import EngineConfig
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Span
+from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.hardware import Hardware, choose
 from shared.engine.paged import DTYPES, MirroredPages, Pages, SharedPages
-from shared.engine.sampling import draw
+from shared.engine.sampler import Sampler
 from shared.engine.steps import refusal
 from shared.engine.weights import weights_digest
 from shared.io.models import ModelPath, resolve_model
 from shared.protocol.errors import Invalid
 from shared.protocol.model import KVLayout, ModelSpec
 from shared.protocol.sampling import SamplingParams
+
+log = structlog.get_logger(__name__)
 
 Progress = Callable[[str, float], None]
 OnLayer = Callable[[int], None]
@@ -58,6 +62,7 @@ class ModelEngine:
         self._model = model
         self._pages = pages
         self._backend = backend
+        self._sampler = Sampler(_follower(spec))
         self._closed = False
 
     @classmethod
@@ -123,26 +128,11 @@ class ModelEngine:
                 sequence.attempt, span.pages, blocks_for(span.start, self.spec.layout.block_tokens)
             )
         sampled = [i for i, sequence in enumerate(sequences) if sequence.sample is not None]
-        ends = [batch.spans[i].end for i in sampled]
         with torch.inference_mode():
             logits = self._logits(sequences, batch, [batch.spans[i].rows.stop - 1 for i in sampled], on_layer)
-            params = [sample for sequence in sequences if (sample := sequence.sample) is not None]
-            drawn = iter(draw(logits.float(), params, ends) if sampled else [])
-        results = []
-        for sequence in sequences:
-            if sequence.sample is None:
-                results.append(SequenceResult(sequence.attempt))
-                continue
-            token = next(drawn)
-            results.append(
-                SequenceResult(
-                    sequence.attempt,
-                    () if token.error else (token.token,),
-                    () if token.logprob is None else (token.logprob,),
-                    token.error,
-                )
-            )
-        return results
+            results = self._sampler.sample(logits, [sequences[i] for i in sampled]) if sampled else []
+        told = iter(results)
+        return [SequenceResult(s.attempt) if s.sample is None else next(told) for s in sequences]
 
     def _logits(
         self,
@@ -193,6 +183,18 @@ class _Step:
             self._pages.publish(layer, layer, self._written)
             self._on_layer(layer)
         return self._backend.run(layer, queries)
+
+
+def _follower(spec: ModelSpec) -> Follower | None:
+    """None: the model's folder has no tokenizer that grammars can be followed with, or it knows no end."""
+    path = Path(spec.path) / "tokenizer.json"
+    if not path.is_file() or not spec.eos_token_ids:
+        return None
+    try:
+        return Follower(file_tokenizer(path, spec.vocab_size, spec.eos_token_ids))
+    except Invalid as e:
+        log.warning("no_structured_output", reason=str(e))
+        return None
 
 
 def _pack(sequences: Sequence[SequenceStep], block_tokens: int) -> AttentionBatch:

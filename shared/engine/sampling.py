@@ -26,16 +26,48 @@ class Drawn(Struct, frozen=True):
     """Set when the row's logits are not numbers one can draw from; there is no token then."""
 
 
-def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[Drawn]:
-    """Draw a token for each row of `logits` [rows, vocab], which stands at positions[row] of its sequence."""
+class Changed(Struct, frozen=True):
+    """Rows of a batch whose draw is from other logits than the model's."""
+
+    rows: list[int]
+    logits: torch.Tensor
+    """[len(rows), vocab], float64."""
+
+    def put_into(self, picked: torch.Tensor, which: Sequence[int]) -> None:
+        """`picked` holds rows `which` of the batch."""
+        at = {row: i for i, row in enumerate(which)}
+        pairs = [(at[row], i) for i, row in enumerate(self.rows) if row in at]
+        if pairs:
+            to, source = zip(*pairs, strict=True)
+            picked[list(to)] = self.logits[list(source)]
+
+
+def draw(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    changed: Changed | None = None,
+) -> list[Drawn]:
+    """Draw a token for each row of `logits` [rows, vocab], which stands at positions[row] of its sequence; for those
+    that are changed from what they were changed to. Logprobs are of `logits` alone."""
     sound = torch.isfinite(logits.amax(dim=1)).tolist()
     drawn = [Drawn() if ok else Drawn(error="logits are not finite") for ok in sound]
+    if changed is not None:
+        for row, some in zip(changed.rows, torch.isfinite(changed.logits.amax(dim=1)).tolist(), strict=True):
+            if sound[row] and not some:
+                sound[row], drawn[row] = False, Drawn(error="no token is allowed")
     rows = [row for row, ok in enumerate(sound) if ok]
     tokens = dict(zip(rows, logits[rows].argmax(dim=1).tolist(), strict=True))
+    if changed is not None:
+        best = zip(changed.rows, changed.logits.argmax(dim=1).tolist(), strict=True)
+        tokens.update((row, token) for row, token in best if sound[row])
     warm = [row for row in rows if params[row].temperature > 0]
     if warm:
         at = [uniform(params[row].seed, positions[row]) for row in warm]
-        chosen = _inverse_cdf(_weights(logits[warm].double(), [params[row] for row in warm]), at)
+        heat = logits[warm].double()
+        if changed is not None:
+            changed.put_into(heat, warm)
+        chosen = _inverse_cdf(_weights(heat, [params[row] for row in warm]), at)
         tokens.update(zip(warm, chosen, strict=True))
     wanted = [row for row in rows if params[row].top_logprobs is not None]
     told = dict(
@@ -51,10 +83,14 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequ
 
 
 def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Unnormalised probabilities [rows, vocab] after temperature, then top_k, then top_p; ties at a cut are kept."""
+    """Unnormalised probabilities [rows, vocab] after temperature, then min_p, top_k, top_p; ties at a cut are kept."""
     temperature = logits.new_tensor([p.temperature for p in params])[:, None]
     weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperature)
     vocab = weights.shape[1]
+    cut = [row for row, p in enumerate(params) if p.min_p > 0]
+    if cut:
+        least = weights.new_tensor([min(params[row].min_p, 1.0) for row in cut])[:, None]
+        weights[cut] = torch.where(weights[cut] >= least, weights[cut], 0.0)
     cut_k = [(row, p.top_k) for row, p in enumerate(params) if 0 < p.top_k < vocab]
     if cut_k:
         rows = [row for row, _ in cut_k]

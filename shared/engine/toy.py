@@ -25,8 +25,10 @@ from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
 from shared.dataplane.memory import Progress
 from shared.engine.api import EngineConfig
+from shared.engine.grammar import GrammarError
 from shared.engine.steps import refusal
-from shared.engine.toy_text import EOS, VOCAB_SIZE, ScriptedFailure, Transcript, next_logits, pick
+from shared.engine.toy_choice import NoToken, pick, shape, toy_follower
+from shared.engine.toy_text import EOS, VOCAB_SIZE, ScriptedFailure, Transcript, next_logits
 from shared.protocol.errors import Invalid
 from shared.protocol.model import KVLayout, ModelSpec
 
@@ -67,6 +69,7 @@ class ToyEngine:
         self.spec = toy_spec(config.block_tokens, config.salt)
         self._arena = Arena(layout, pages, progress=progress)
         self.store: PageStore = self._arena
+        self._follower = toy_follower()
 
     def run(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
@@ -132,9 +135,10 @@ class ToyEngine:
         transcript, content = self._read_back(sequence.pages, end)
         try:
             logits = next_logits(transcript, content)
-        except ScriptedFailure as failure:
-            return SequenceResult(sequence.attempt, error=str(failure))
-        token, logprob = pick(logits, sequence.sample, end)
+            shaped = shape(logits, sequence, self._follower, content) if sequence.sample.reshapes else None
+        except (ScriptedFailure, GrammarError, NoToken) as e:
+            return SequenceResult(sequence.attempt, error=str(e))
+        token, logprob = pick(logits, sequence.sample, end, shaped)
         return SequenceResult(sequence.attempt, (token,), () if logprob is None else (logprob,))
 
     def _read_back(self, pages: Sequence[int], end: int) -> tuple[Transcript, bytes]:

@@ -1,4 +1,4 @@
-"""What the toy model says: next-token logits from the KV content of a sequence, and the draw of one token.
+"""What the toy model says: next-token logits from the KV content of a sequence.
 
 Ids 0-255 are bytes. A chat prompt is `ROLE role "\\n" content` for every message, then `ROLE "assistant\\n"`.
 Scripts stand in the last message (of a chat) or anywhere in a plain prompt:
@@ -13,15 +13,11 @@ is found in the tokens, so a failover that prompts with the answer so far goes o
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
 
 from msgspec import Struct
-
-from shared.engine.draw import uniform
-from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 VOCAB_SIZE = 320
 BOS, EOS, ROLE = 256, 257, 258
@@ -110,38 +106,3 @@ def _words(transcript: Transcript, content: bytes) -> Logits:
     if last in _LETTERS:
         logits[_SPACE] = _SPACE_LOGIT
     return logits
-
-
-def pick(logits: Logits, sampling: SamplingParams, position: int) -> tuple[int, TokenLogprob | None]:
-    """The token for absolute position `position`. Greedy ties go to the lowest id."""
-    ranked = sorted(logits.items(), key=lambda item: (-item[1], item[0]))
-    if sampling.temperature == 0:
-        token = ranked[0][0]
-    else:
-        token = _draw(ranked, sampling, uniform(sampling.seed, position))
-    if sampling.top_logprobs is None:
-        return token, None
-    norm = math.log(math.fsum(math.exp(logit) for _, logit in ranked))
-    top = tuple((id_, logit - norm) for id_, logit in ranked[: sampling.top_logprobs])
-    return token, TokenLogprob(logits[token] - norm, top)
-
-
-def _draw(ranked: list[tuple[int, float]], sampling: SamplingParams, at: float) -> int:
-    if sampling.top_k > 0:
-        ranked = ranked[: sampling.top_k]
-    best = ranked[0][1]
-    weights = [(id_, math.exp((logit - best) / sampling.temperature)) for id_, logit in ranked]
-    wanted = sampling.top_p * math.fsum(weight for _, weight in weights)
-    kept, mass = [], 0.0
-    for id_, weight in weights:
-        kept.append((id_, weight))
-        mass += weight
-        if mass >= wanted:
-            break
-    kept.sort()
-    target, below = at * mass, 0.0
-    for id_, weight in kept:
-        below += weight
-        if below > target:
-            return id_
-    return kept[-1][0]

@@ -103,6 +103,8 @@ class ReserveRequest(Struct, frozen=True, tag="reserve_request"):
     budget_s: float = 0.0
     first_index: int = 0
     """Index in the answer of the first token this attempt makes (> 0 after a failover)."""
+    tokens: bytes = b""
+    """Prompt token ids, little-endian u32, where sampling needs them and `local` brings none."""
 
 
 class Reserved(Struct, frozen=True, tag="reserved"):

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from shared.core.blocks import unpack_tokens
 from shared.engine.toy import toy_spec
-from shared.engine.toy_text import ScriptedFailure, Transcript, next_logits, pick
+from shared.engine.toy_choice import pick
+from shared.engine.toy_text import ScriptedFailure, Transcript, next_logits
 from shared.io.bus import Bus, Subscription
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLeft, NodeLoad, RollCall, Stage

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from shared.engine.toy_text import EOS, ROLE, ScriptedFailure, Transcript, next_logits, pick
+from shared.engine.toy_choice import pick
+from shared.engine.toy_text import EOS, ROLE, ScriptedFailure, Transcript, next_logits
 from shared.protocol.sampling import SamplingParams
 
 CONTENT = b"\x07" * 16

@@ -1,0 +1,144 @@
+"""What a request does to the logits before the draw: penalties, then its bias, then bans by grammar and for the length.
+
+Every row is a function of its own logits, parameters and past. Whole batches are changed at once, in float64; counts are
+whole numbers, so no order of summation matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from shared.protocol.sampling import SamplingParams
+
+BIAS_MOST = 100.0
+FORCE = 1e4
+"""Added for the greatest bias: more than logits ever differ."""
+
+Ids = NDArray[np.int64]
+
+
+class Row(Struct, frozen=True):
+    """One sequence whose logits are to be changed."""
+
+    params: SamplingParams
+    past: bytes = b""
+    """Packed ids, as SequenceStep has them."""
+    answered: int = 0
+    allowed: bytes | None = None
+    """Bits of the tokens that its grammar allows."""
+    complete: bool = False
+    """Its grammar allows nothing but an end."""
+
+
+def fault(row: Row, vocab_size: int) -> str:
+    """Why a row can't be changed; empty if it can."""
+    bias = row.params.logit_bias
+    if bias and not (min(id_ for id_, _ in bias) >= 0 and max(id_ for id_, _ in bias) < vocab_size):
+        return f"logit_bias names tokens outside the vocabulary of {vocab_size}"
+    if row.past and int(_ids(row.past).max()) >= vocab_size:
+        return f"the past has tokens outside the vocabulary of {vocab_size}"
+    return ""
+
+
+def reshape(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Change `logits` [rows, vocab], float64, in place. No row may have a fault."""
+    _repeat(logits, rows)
+    _count(logits, rows)
+    _bias(logits, rows)
+    _restrict(logits, rows)
+    _lengthen(logits, rows)
+
+
+def _repeat(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """The repetition penalty. Ids may come twice: all write the same."""
+    penalised = [(i, _ids(row.past)) for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
+    if not penalised:
+        return
+    at = _pairs(penalised, logits.device)
+    penalty = _column([row.params.repetition_penalty for row in rows], logits)[at[0]]
+    found = logits[at]
+    logits[at] = torch.where(found > 0, found / penalty, found * penalty)
+
+
+def _count(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Presence and frequency penalties, of the answer's tokens."""
+    counted = [
+        (i, _answer(row))
+        for i, row in enumerate(rows)
+        if row.params.presence_penalty != 0.0 or row.params.frequency_penalty != 0.0
+    ]
+    if not counted:
+        return
+    which = [i for i, _ in counted]
+    at = _pairs([(k, ids) for k, (_, ids) in enumerate(counted)], logits.device)
+    counts = torch.zeros((len(which), logits.shape[1]), dtype=logits.dtype, device=logits.device)
+    counts.index_put_(at, torch.ones_like(at[0], dtype=logits.dtype), accumulate=True)
+    frequency = _column([rows[i].params.frequency_penalty for i in which], logits)[:, None]
+    presence = _column([rows[i].params.presence_penalty for i in which], logits)[:, None]
+    logits[which] -= counts * frequency + (counts > 0) * presence
+
+
+def _bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    biased = [(i, id_, _force(bias)) for i, row in enumerate(rows) for id_, bias in row.params.logit_bias]
+    if biased:
+        at = torch.tensor([(i, id_) for i, id_, _ in biased], device=logits.device).unbind(1)
+        logits[at] += torch.tensor([bias for _, _, bias in biased], dtype=logits.dtype, device=logits.device)
+
+
+def _force(bias: float) -> float:
+    if bias <= -BIAS_MOST:
+        return -torch.inf
+    return FORCE if bias >= BIAS_MOST else bias
+
+
+def _restrict(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """To what grammars allow."""
+    which = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not which:
+        return
+    vocab = logits.shape[1]
+    size = (vocab + 7) // 8
+    packed = b"".join((rows[i].allowed or b"")[:size].ljust(size, b"\0") for i in which)
+    bits = np.unpackbits(
+        np.frombuffer(packed, np.uint8).reshape(len(which), size), axis=1, count=vocab, bitorder="little"
+    )
+    allowed = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    logits[which] = logits[which].masked_fill(~allowed, -torch.inf)
+
+
+def _lengthen(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """No end yet, unless the grammar leaves nothing else."""
+    banned = [
+        (i, id_)
+        for i, row in enumerate(rows)
+        if row.answered < row.params.min_tokens and not row.complete
+        for id_ in row.params.eos_token_ids
+        if 0 <= id_ < logits.shape[1]
+    ]
+    if banned:
+        logits[torch.tensor(banned, device=logits.device).unbind(1)] = -torch.inf
+
+
+def _ids(packed: bytes) -> Ids:
+    return np.frombuffer(packed, "<u4").astype(np.int64)
+
+
+def _answer(row: Row) -> Ids:
+    ids = _ids(row.past)
+    return ids[len(ids) - row.answered :]
+
+
+def _pairs(listed: Sequence[tuple[int, Ids]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(row, id) of all of them, as an index."""
+    rows = np.repeat([i for i, _ in listed], [len(ids) for _, ids in listed]).astype(np.int64)
+    ids = np.concatenate([ids for _, ids in listed])
+    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
