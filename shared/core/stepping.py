@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from shared.core.blocks import TOKEN_BYTES
@@ -35,10 +34,9 @@ class Stepper(Generic[S]):
         assert self.out is None, "a step is out"
         self.step += 1
         self.out, self._up_to, self._interrupted = plan, up_to, False
-        rows = []
-        for sequence, tokens in plan:
+        rows = [sequence_step(sequence, tokens) for sequence, tokens in plan]
+        for sequence, _ in plan:
             sequence.in_step = True
-            rows.append(sequence_step(sequence, tokens))
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
@@ -53,8 +51,10 @@ class Stepper(Generic[S]):
         plan = self._take_back(event.step)
         if plan is None:
             return None
-        if [r.attempt for r in event.results] == [s.attempt for s, _ in plan]:
-            return [(s, n, r) for (s, n), r in zip(plan, event.results, strict=True)]
+        if len(event.results) == len(plan):
+            rows = [(s, n, r) for (s, n), r in zip(plan, event.results, strict=True) if s.attempt == r.attempt]
+            if len(rows) == len(plan):  # nearly always
+                return rows
         by_attempt = {r.attempt: r for r in event.results}
         return [(s, n, by_attempt.get(s.attempt) or no_result(s.attempt)) for s, n in plan]
 
@@ -68,19 +68,20 @@ class Stepper(Generic[S]):
         self._suspects.extend(s for s, _ in plan)
         return []
 
-    def suspects_first(self, rows: Iterable[S]) -> list[S]:
+    def suspects_first(self, rows: list[S]) -> list[S]:
         """Of the sequences that could run, those that may run together: one suspect alone, while there are any."""
-        runnable = list(rows)
         self._retried = None
+        if not self._suspects:
+            return rows
         while self._suspects:
             if self._suspects[0].ended:
                 self._suspects.popleft()
                 continue
-            if any(s is self._suspects[0] for s in runnable):
+            if any(s is self._suspects[0] for s in rows):
                 self._retried = self._suspects.popleft()
                 return [self._retried]
             break  # it waits for something else; the others need not
-        return [s for s in runnable if s not in self._suspects] if self._suspects else runnable
+        return [s for s in rows if s not in self._suspects]
 
     def _take_back(self, step: int) -> list[tuple[S, int]] | None:
         if self.out is None or step != self.step:
@@ -93,13 +94,17 @@ class Stepper(Generic[S]):
 
 def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     """The next `tokens` of a sequence; the last known token's step also samples."""
-    start = sequence.computed
+    start, pages = sequence.computed, sequence.page_table
+    if len(pages) != len(sequence.pages):
+        pages = sequence.table()
     sample = sequence.sampling if start + tokens == sequence.wanted else None
     if start >= sequence.prompt_tokens:
         ids = sequence.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
     else:
         ids = sequence.tokens[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
-    return SequenceStep(sequence.attempt, start, tokens, ids, sequence.table(), sample)
+    if sequence.looks_back and sample is not None:
+        return SequenceStep(sequence.attempt, start, tokens, ids, pages, sample, *sequence.past())
+    return SequenceStep(sequence.attempt, start, tokens, ids, pages, sample)
 
 
 def no_result(attempt: AttemptId) -> SequenceResult:
