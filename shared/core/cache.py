@@ -8,7 +8,7 @@ no more than its share of the pages, so that neither can starve the other.
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -122,17 +122,20 @@ class CacheMachine:
         full = [event.namespace + key for key in event.keys]
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
         coming, content = self._coming, self.pool.content
-        lacking = [i for i in range(len(here), len(full)) if full[i] not in coming and full[i] not in content]
+        lacking: Sequence[int] = range(len(here), len(full))
+        rest = full[len(here) :]
+        if not (content.isdisjoint(rest) and coming.keys().isdisjoint(rest)):
+            lacking = [i for i in lacking if full[i] not in coming and full[i] not in content]
         share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)
         self._count("blocks_refused", len(lacking) - len(pages))
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
-        wanted = {}
-        for i, page in zip(lacking, pages, strict=False):
-            wanted[i] = (page, full[i], full[i - 1] if i else None)
-            self._coming[full[i]] = event.landing
+        wanted = {
+            i: (page, full[i], full[i - 1] if i else None) for i, page in zip(lacking, pages, strict=False)
+        }
+        coming.update(dict.fromkeys([full[i] for i in wanted], event.landing))
         self._put_pages += len(pages)
         self._puts[event.landing] = _Put(wanted, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, tuple(wanted), tuple(pages))]
@@ -148,12 +151,13 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        stored = 0
-        for i, (page, key, parent) in put.wanted.items():
+        came = []
+        for i, block in put.wanted.items():
             checksum = event.checksums.get(i)
-            if checksum is not None and self.pool.register(page, key, parent):
-                self._checksums[page] = checksum
-                stored += 1
+            if checksum is not None:
+                self._checksums[block[0]] = checksum
+                came.append(block)
+        stored = self.pool.register_all(came)
         self._count("blocks_stored", stored)
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
@@ -166,16 +170,17 @@ class CacheMachine:
     def _drop_put(self, landing: LandingId) -> list[Command]:
         put = self._puts.pop(landing, None)
         if put is not None:
-            self._stop_coming(landing, put)
+            if not put.fencing:
+                self._stop_coming(put)
             pages = [page for page, _, _ in put.wanted.values()]
             self._put_pages -= len(pages)
             self.pool.unpin(pages)
         return []
 
-    def _stop_coming(self, landing: LandingId, put: _Put) -> None:
+    def _stop_coming(self, put: _Put) -> None:
+        coming = self._coming
         for _, key, _ in put.wanted.values():
-            if self._coming.get(key) == landing:
-                del self._coming[key]
+            del coming[key]
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -209,7 +214,7 @@ class CacheMachine:
         for landing, put in late:
             self._count("puts_expired")
             put.fencing = True
-            self._stop_coming(landing, put)
+            self._stop_coming(put)
         return [c.FencePut(landing) for landing, _ in late]
 
     # -- the rest ------------------------------------------------------------------------------------------------------

@@ -19,12 +19,10 @@ from shared.protocol.ids import BlockKey
 
 
 class _Page(PageUse):
-    __slots__ = ("key", "parent", "refs", "stamp")
+    __slots__ = ("parent", "stamp")
 
     def __init__(self) -> None:
         super().__init__()
-        self.refs = 0
-        self.key: BlockKey | None = None
         self.parent: BlockKey | None = None
         self.stamp = 0
         """Names the page's live entry in the eviction heap; 0: none."""
@@ -41,7 +39,10 @@ class BlockPool:
         """`keep` off: pages are given no keys, so that nothing stays cached."""
         self.keeps = keep
         self._policy = policy or Lru()
+        self._refs = [0] * pages
+        self._keys: list[BlockKey | None] = [None] * pages
         self._pages = [_Page() for _ in range(pages)]
+        """The rest of what is known of those that have keys."""
         self._free = list(range(pages - 1, -1, -1))
         self._by_key: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, int] = {}
@@ -84,9 +85,9 @@ class BlockPool:
             self._make_room(count)
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - count :]
-        pages = self._pages
+        refs = self._refs
         for page in taken:
-            pages[page].refs = 1
+            refs[page] = 1
         return taken
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -104,35 +105,37 @@ class BlockPool:
 
     def pin(self, pages: Iterable[int]) -> None:
         """Hold pages once more. Each must be held or cached."""
-        table = self._pages
+        table, refs, revived = self._pages, self._refs, 0
         for number in pages:
-            page = table[number]
-            if page.refs == 0:
-                if page.key is None:
+            page, held = table[number], refs[number]
+            if held == 0:
+                if self._keys[number] is None:
                     raise ValueError(f"page {number} is free")
-                self._cached -= 1
+                revived += 1
                 page.stamp = 0
-            page.refs += 1
+            refs[number] = held + 1
             page.uses += 1
+        self._cached -= revived
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock = clock = self._clock + 1
-        table, free, children = self._pages, self._free, self._children
+        table, refs, keys, free, children = self._pages, self._refs, self._keys, self._free, self._children
         for number in reversed(pages):
-            page = table[number]
-            refs = page.refs - 1
-            if refs < 0:
+            left = refs[number] - 1
+            if left < 0:
                 raise ValueError(f"page {number} is not held")
-            page.refs = refs
-            if refs:
+            refs[number] = left
+            if left:
                 continue
-            if page.key is None:
+            key = keys[number]
+            if key is None:
                 free.append(number)
                 continue
             self._cached += 1
+            page = table[number]
             page.used_at = clock
-            if page.key not in children:
+            if key not in children:
                 heapq.heappush(self._heap, self._entry(number, page))
         if len(self._heap) > 2 * len(table) + 64:
             self._heap = [e for e in self._heap if table[e[-1]].stamp == e[-2]]
@@ -142,24 +145,31 @@ class BlockPool:
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
         """Say that a held page contains the block `key`, complete. False if another page has it already."""
+        return self.register_all([(page, key, parent)]) == 1
+
+    def register_all(self, blocks: Iterable[tuple[int, BlockKey, BlockKey | None]]) -> int:
+        """`register` for many (page, key, parent); how many of them are new."""
         if not self.keeps:
-            return False
-        entry = self._pages[page]
-        if entry.refs <= 0:
-            raise ValueError(f"page {page} is not held")
-        if key in self._by_key:
-            return False
-        if entry.key is not None:
-            raise ValueError(f"page {page} already contains another block")
-        self._clock += 1
-        entry.key, entry.parent, entry.stored_at, entry.uses = key, parent, self._clock, 1
-        self._by_key[key] = page
-        if parent is not None:
-            children = self._children
-            children[parent] = children.get(parent, 0) + 1
-        if self._removed.pop(key, True):
-            self._stored[key] = None
-        return True
+            return 0
+        table, refs, keys, by_key, children = self._pages, self._refs, self._keys, self._by_key, self._children
+        stored, removed, before = self._stored, self._removed, self._clock
+        for number, key, parent in blocks:
+            if refs[number] <= 0:
+                raise ValueError(f"page {number} is not held")
+            if key in by_key:
+                continue
+            if keys[number] is not None:
+                raise ValueError(f"page {number} already contains another block")
+            self._clock += 1
+            page = table[number]
+            page.parent, page.stored_at, page.uses = parent, self._clock, 1
+            keys[number] = key
+            by_key[key] = number
+            if parent is not None:
+                children[parent] = children.get(parent, 0) + 1
+            if not removed or removed.pop(key, True):
+                stored[key] = None
+        return self._clock - before
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
@@ -171,10 +181,10 @@ class BlockPool:
         return self._by_key.keys()
 
     def key_of(self, page: int) -> BlockKey | None:
-        return self._pages[page].key
+        return self._keys[page]
 
     def refs_of(self, page: int) -> int:
-        return self._pages[page].refs
+        return self._refs[page]
 
     def keys(self) -> tuple[BlockKey, ...]:
         """Every key that can be read now."""
@@ -199,7 +209,7 @@ class BlockPool:
     def _make_room(self, count: int) -> None:
         """Evict the lowest candidates until `count` pages are free. Mostly whole chains go, from their ends: a parent
         that became a candidate meets the heap only in the search for the next one."""
-        pages, children, free, heap = self._pages, self._children, self._free, self._heap
+        pages, keys, children, free, heap = self._pages, self._keys, self._children, self._free, self._heap
         entry: Entry | None = None
         while len(free) < count:
             if entry is not None:
@@ -211,17 +221,15 @@ class BlockPool:
                 continue
             number = entry[-1]
             page = pages[number]
-            if page.stamp == entry[-2] and page.key not in children:
-                entry = self._evict(number, page)
-            else:
-                entry = None
+            fresh = page.stamp == entry[-2] and keys[number] not in children
+            entry = self._evict(number, page) if fresh else None
         if entry is not None:
             heapq.heappush(heap, entry)
 
     def _evict_ancestor(self) -> None:
         """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
         pages = self._pages
-        ranked = ((self._policy.rank(p), n) for n, p in enumerate(pages) if p.refs == 0 and p.key is not None)
+        ranked = ((self._policy.rank(pages[n]), n) for n in self._by_key.values() if self._refs[n] == 0)
         number = min(ranked)[1]
         entry = self._evict(number, pages[number])
         if entry is not None:
@@ -229,44 +237,47 @@ class BlockPool:
 
     def _evict(self, number: int, page: _Page) -> Entry | None:
         """Returns the entry of its parent if that is a candidate now."""
-        key, parent = page.key, page.parent
+        key, parent = self._keys[number], page.parent
         assert key is not None
-        del self._by_key[key]
-        if self._stored.pop(key, True):
+        by_key, children = self._by_key, self._children
+        del by_key[key]
+        if not self._stored or self._stored.pop(key, True):
             self._removed[key] = None
-        page.key = page.parent = None
+        self._keys[number] = page.parent = None
         page.stamp = 0
         self._cached -= 1
         self._free.append(number)
         if parent is None:
             return None
-        left = self._children[parent] - 1
+        left = children[parent] - 1
         if left:
-            self._children[parent] = left
+            children[parent] = left
             return None
-        del self._children[parent]
-        above = self._by_key.get(parent)
-        if above is None or self._pages[above].refs:
+        del children[parent]
+        above = by_key.get(parent)
+        if above is None or self._refs[above]:
             return None
         return self._entry(above, self._pages[above])
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        held = [n for n, p in enumerate(self._pages) if p.refs > 0]
-        cached = [n for n, p in enumerate(self._pages) if p.refs == 0 and p.key is not None]
-        assert all(p.refs >= 0 for p in self._pages), "a page is held less than never"
+        table = list(zip(self._refs, self._keys, strict=True))
+        held = [n for n, (refs, _) in enumerate(table) if refs > 0]
+        cached = [n for n, (refs, key) in enumerate(table) if refs == 0 and key is not None]
+        assert all(refs >= 0 for refs in self._refs), "a page is held less than never"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert not set(self._free) & (set(held) | set(cached)), "a page is free and in use"
         assert len(self._free) + len(cached) + len(held) == len(self._pages), "pages were lost"
         assert self._cached == len(cached), f"{self._cached} cached counted, {len(cached)} found"
-        keyed = {p.key: n for n, p in enumerate(self._pages) if p.key is not None}
+        keyed = {key: n for n, key in enumerate(self._keys) if key is not None}
         assert keyed == self._by_key, "keys and pages do not map one to one"
         children: dict[BlockKey, int] = {}
-        for p in self._pages:
-            if p.key is not None and p.parent is not None:
-                children[p.parent] = children.get(p.parent, 0) + 1
+        for number in keyed.values():
+            parent = self._pages[number].parent
+            if parent is not None:
+                children[parent] = children.get(parent, 0) + 1
         assert children == self._children, "child counts are wrong"
         candidates = {e[-1] for e in self._heap if self._pages[e[-1]].stamp == e[-2]}
-        leaves = {n for n in cached if self._pages[n].key not in children}
+        leaves = {n for n in cached if self._keys[n] not in children}
         assert leaves <= candidates, "an evictable page is not among the candidates"
