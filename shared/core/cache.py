@@ -180,7 +180,7 @@ class CacheMachine:
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
         for _, key, _ in put.wanted.values():
-            del coming[key]
+            coming.pop(key, None)  # a put may name a block twice
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -210,12 +210,12 @@ class CacheMachine:
         for lease in [lease for lease, read in self._reads.items() if read.expires_at <= now]:
             self._count("reads_expired")
             self._close_read(lease)
-        late = [(k, put) for k, put in self._puts.items() if put.expires_at <= now and not put.fencing]
-        for landing, put in late:
+        late = {k: put for k, put in self._puts.items() if put.expires_at <= now and not put.fencing}
+        for put in late.values():
             self._count("puts_expired")
             put.fencing = True
             self._stop_coming(put)
-        return [c.FencePut(landing) for landing, _ in late]
+        return [c.FencePut(landing) for landing in late]
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
