@@ -10,17 +10,15 @@ from typing import Any
 import msgspec
 import structlog
 
+from services.gateway.answer_text import AnswerText
 from services.gateway.calls import Calls
-from services.gateway.detokenize import Detokenizer
-from services.gateway.outbox import TokenEntry, Update
-from services.gateway.stop import StopFinder
+from services.gateway.outbox import Update
 from shared.core import request_events as ev
 from shared.core.lifecycle import RequestMachine
 from shared.core.machine import Event, MachineMade
 from shared.core.worker import Ticked
 from shared.io.recorder import Recorder
 from shared.protocol.errors import Internal, TsukimiError
-from shared.protocol.sampling import TokenLogprob
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +35,7 @@ class Choice:
         self,
         index: int,
         machine: RequestMachine,
-        detokenizer: Detokenizer,
-        stops: StopFinder,
+        text: AnswerText,
         calls: Calls,
         cancel: CancelAttempt,
         told: Callable[[Update], None],
@@ -50,7 +47,7 @@ class Choice:
         self.machine = machine
         self.completion_tokens = 0
         self.cached_tokens = 0
-        self._text = AnswerText(detokenizer, stops)
+        self._text = text
         self._calls = calls
         self._cancel = cancel
         self._told = told
@@ -183,41 +180,3 @@ class Choice:
         if not self._ended:
             self._ended = True
             self._failed(error)
-
-
-class AnswerText:
-    """Tokens of one answer to text that is certain, with the tokens it is made of."""
-
-    def __init__(self, detokenizer: Detokenizer, stops: StopFinder) -> None:
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self._decoded_chars = 0
-        self._told_chars = 0
-        self._held: list[tuple[int, TokenEntry]] = []
-        """Tokens whose text is not told yet, with where it ends. Those of a stop string never are."""
-
-    @property
-    def stopped(self) -> bool:
-        return self._stops.met
-
-    def push(self, token: int, logprob: TokenLogprob | None, update: Update) -> None:
-        offset = self._decoded_chars
-        text = self._detokenizer.push(token)
-        self._decoded_chars += len(text)
-        if logprob is not None:
-            self._held.append((self._decoded_chars, TokenEntry(token, logprob, offset)))
-        self._tell(self._stops.push(text), update)
-
-    def finish(self, update: Update) -> None:
-        """The answer ended without a stop string: nothing is held back any more."""
-        last = self._stops.push(self._detokenizer.finish())
-        self._tell(last + self._stops.finish(), update)
-        if not self.stopped:
-            update.entries += [entry for _, entry in self._held]
-            self._held.clear()
-
-    def _tell(self, text: str, update: Update) -> None:
-        update.text += text
-        self._told_chars += len(text)
-        while self._held and self._held[0][0] <= self._told_chars:
-            update.entries.append(self._held.pop(0)[1])

@@ -37,7 +37,7 @@ from shared.protocol.requests import CancelAttempt, TokenBatch
 log = structlog.get_logger(__name__)
 
 LONG_TEXT_CHARS = 8192
-"""Longer prompts are encoded on another thread."""
+"""Longer prompts are encoded on another thread, as grammars are compiled."""
 STRAYS_KEPT = 1024
 
 ReadBody = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -138,7 +138,7 @@ class Gateway:
         arguments = (
             checked, served.spec, served.text, new_request_id(), secrets.randbits(64), int(time.time()), most
         )  # fmt: skip
-        long = checked.chars > LONG_TEXT_CHARS
+        long = checked.chars > LONG_TEXT_CHARS or checked.asked is not None
         request = await asyncio.to_thread(complete, *arguments) if long else complete(*arguments)
         if always_streams:
             request = msgspec.structs.replace(request, stream=True, include_usage=True)

@@ -32,6 +32,8 @@ class GenerateRequest(Struct, frozen=True):
     sampling: SamplingParams
     """Of the first choice; the others' seeds are derived."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """End the answer and have no text; they are among sampling's ends too."""
     stream: bool = False
     include_usage: bool = False
     wants_ids: bool = False

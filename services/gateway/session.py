@@ -8,6 +8,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from services.gateway.answer_text import AnswerText
 from services.gateway.calls import Calls
 from services.gateway.choice import CancelAttempt, Choice
 from services.gateway.outbox import Outbox, Update
@@ -59,8 +60,7 @@ class Generation:
             Choice(
                 i,
                 RequestMachine(choice_spec(request, i, owner), lifecycle),
-                text.detokenizer(),
-                StopFinder(request.stop),
+                AnswerText(text.detokenizer(), StopFinder(request.stop), request.stop_token_ids),
                 calls,
                 cancel,
                 self._told,

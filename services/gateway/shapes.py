@@ -6,12 +6,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from services.gateway.structured import StructuredBody
+
 CHOICES_MOST = 128
 TOP_LOGPROBS_MOST = 20
 STOPS_MOST = 16
 STOP_CHARS_MOST = 1024
 
+BIASES_MOST = 1024
+STOP_IDS_MOST = 256
+REPETITION_MOST = 100.0
+
 Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MOST)]
 
 
@@ -19,13 +26,22 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class CommonBody(Struct, frozen=True, kw_only=True):
+class CommonBody(StructuredBody, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
     """Extension: may be left out where only one is served."""
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=REPETITION_MOST)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=BIASES_MOST)] | None = None
+    """Token id -> -100 (ban) to 100 (nothing else)."""
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=STOP_IDS_MOST)] | None = None
+    """Extension: these end the answer too; they are not part of its text."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=CHOICES_MOST)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=STOPS_MOST)] | None = None
@@ -69,23 +85,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from services.gateway.detokenize import Detokenizer
 
@@ -24,6 +24,8 @@ class SamplingDefaults(Struct, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
 
 
 class TextModel(Protocol):

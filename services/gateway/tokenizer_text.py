@@ -116,7 +116,7 @@ def _sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
     """What generation_config.json says of sampling; where it says nothing, nothing is changed. Raises Invalid."""
     given = {
         name: generation[name]
-        for name in ("temperature", "top_p", "top_k")
+        for name in SamplingDefaults.__struct_fields__
         if generation.get(name) is not None
     }
     try:

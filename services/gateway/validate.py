@@ -10,17 +10,17 @@ from msgspec import Struct, UnsetType
 from services.gateway.body import convert
 from services.gateway.errors import ContextExceeded
 from services.gateway.request import GenerateRequest, Kind, Prompt
+from services.gateway.sampling_fields import check_bias, sampling_of, stop_token_ids
 from services.gateway.shapes import CHOICES_MOST, NEUTRAL, ChatBody, CommonBody, CompletionBody, Message
+from services.gateway.structured import Asked, asked_of, require_possible
 from services.gateway.text import TextModel
 from shared.core.blocks import pack_tokens
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import RequestId
 from shared.protocol.model import ModelSpec
-from shared.protocol.sampling import SamplingParams
 
 COMPLETION_TOKENS = 16
 """max_tokens of a completion that names none."""
-U64 = (1 << 64) - 1
 
 
 class Checked(Struct, frozen=True):
@@ -28,6 +28,8 @@ class Checked(Struct, frozen=True):
 
     kind: Kind
     body: ChatBody | CompletionBody
+    asked: Asked | None = None
+    """What the answer must look like."""
 
     @property
     def model(self) -> str | None:
@@ -52,11 +54,12 @@ def check_body(kind: Kind, raw: Mapping[str, Any], *, always_streams: bool = Fal
         raise Invalid("stream_options: only allowed with stream=true", param="stream_options")
     if raw.get("best_of") is not None and (body.n or 1) > raw["best_of"]:
         raise Invalid("best_of: must not be less than n", param="best_of")
+    check_bias(body.logit_bias or {})
     if isinstance(body, ChatBody):
         _check_chat(body)
     else:
         _check_prompts(body)
-    return Checked(kind, body)
+    return Checked(kind, body, asked_of(body))
 
 
 def complete(
@@ -73,31 +76,24 @@ def complete(
     `most_tokens`: most tokens (prompt and answer) that any node has room for.
     """
     body = checked.body
-    if body.top_k is not None and body.top_k > spec.vocab_size:
-        raise Invalid(f"top_k: {body.top_k} is more than the vocabulary of {spec.vocab_size}", param="top_k")
-    top_logprobs = _top_logprobs(body)
-    if top_logprobs is not None and top_logprobs > spec.vocab_size:
-        raise Invalid(f"top_logprobs: more than the vocabulary of {spec.vocab_size}", param="top_logprobs")
+    if checked.asked is not None:
+        require_possible(checked.asked, spec)
+    sampling = sampling_of(body, spec, text.sampling, fresh_seed, checked.asked)
     encoded = _encode_chat(body, text) if isinstance(body, ChatBody) else _encode_prompts(body, spec, text)
     options = body.stream_options
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    defaults = text.sampling
+    prompts = tuple(_fit(ids, body, spec, most_tokens) for ids in encoded)
+    if sampling.min_tokens > min(prompt.max_new_tokens for prompt in prompts):
+        raise Invalid("min_tokens: more than the answer may have", param="min_tokens")
     return GenerateRequest(
         id=id_,
         kind=checked.kind,
         spec=spec,
-        prompts=tuple(_fit(ids, body, spec, most_tokens) for ids in encoded),
+        prompts=prompts,
         n=body.n or 1,
-        sampling=SamplingParams(
-            temperature=defaults.temperature if body.temperature is None else body.temperature,
-            top_p=defaults.top_p if body.top_p is None else body.top_p,
-            top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
-            seed=(fresh_seed if body.seed is None else body.seed) & U64,
-            top_logprobs=top_logprobs,
-            eos_token_ids=spec.eos_token_ids,
-            ignore_eos=bool(body.ignore_eos),
-        ),
+        sampling=sampling,
         stop=tuple(stop),
+        stop_token_ids=stop_token_ids(body),
         stream=bool(body.stream),
         include_usage=bool(options is not None and options.include_usage),
         wants_ids=bool(body.return_token_ids),
@@ -135,12 +131,6 @@ def _content(message: Message) -> str:
     if isinstance(message.content, list):
         return "".join(part.text for part in message.content)
     return message.content or ""
-
-
-def _top_logprobs(body: ChatBody | CompletionBody) -> int | None:
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 # -- completions -----------------------------------------------------------------------------------------------------

@@ -139,8 +139,8 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("max_tokens", 10**18), ("temperature", -1), ("temperature", 3), ("temperature", "x"), ("top_p", 0),
     ("top_p", 2), ("top_k", 1.5), ("top_k", 9999999), ("n", 0), ("n", -1), ("n", 129), ("n", "2"),
     ("seed", 1.5), ("stop", 1), ("stop", [""] ), ("stream", "true"), ("logprobs", 3), ("top_logprobs", 2),
-    ("logit_bias", {"1": 1}), ("tools", [{}]), ("response_format", {"type": "json_object"}),
-    ("stream_options", {"include_usage": True}), ("best_of", 2), ("presence_penalty", 1), ("ignore_eos", 1),
+    ("logit_bias", {"1": 101}), ("tools", [{}]), ("response_format", {"type": "xml"}),
+    ("stream_options", {"include_usage": True}), ("best_of", 2), ("presence_penalty", 3), ("ignore_eos", 1),
 ]  # fmt: skip
 BAD_PROMPTS: list[Any] = [None, "", [], [""], [[]], ["a", 1], [-1], [320], {"a": 1}, 5, True]
 MALFORMED: list[tuple[str, Any, str | None]] = [

@@ -15,6 +15,7 @@ from services.gateway.toy_text import ToyText
 from services.gateway.validate import check_body, complete
 from shared.core.blocks import unpack_tokens
 from shared.engine.toy import toy_spec
+from shared.engine.toy_text import EOS
 from shared.protocol.errors import Invalid
 from shared.protocol.sampling import SamplingParams
 
@@ -129,6 +130,36 @@ def test_pitfall_4_6_what_no_node_can_ever_hold_is_refused() -> None:
     assert e.value.param == "max_tokens"
 
 
+def test_how_tokens_are_drawn() -> None:
+    s = completion(
+        min_p=0.1, repetition_penalty=1.2, presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100, "319": 3},
+        min_tokens=4,
+    ).sampling  # fmt: skip
+    assert (s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty) == (0.1, 1.2, -2.0, 2.0)
+    assert s.logit_bias == ((5, -100.0), (319, 3.0))
+    assert s.min_tokens == 4
+    assert s.looks_back
+
+
+def test_tokens_that_a_client_names_end_the_answer_as_the_model_s_own_do() -> None:
+    def ends(**more: Any) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
+        request = completion(**more)
+        return request.sampling.eos_token_ids, request.sampling.ignore_eos, request.stop_token_ids
+
+    assert ends() == ((EOS,), False, ())
+    assert ends(stop_token_ids=[9, 7, 9]) == ((EOS, 9, 7), False, (9, 7))
+    assert ends(stop_token_ids=[9], ignore_eos=True) == ((9,), False, (9,))
+    assert ends(ignore_eos=True) == ((EOS,), True, ())
+
+
+def test_the_makers_penalties_are_defaults_too() -> None:
+    text = ToyText()
+    text.sampling = SamplingDefaults(min_p=0.05, repetition_penalty=1.1)
+    body = {"model": "toy", "messages": HELLO}
+    said = complete(check_body("chat", body), SPEC, text, "r", FRESH_SEED, 0, 1 << 20).sampling
+    assert (said.min_p, said.repetition_penalty) == (0.05, 1.1)
+
+
 # -- refused ---------------------------------------------------------------------------------------------------------
 
 EITHER: list[tuple[dict[str, Any], str]] = [
@@ -167,16 +198,33 @@ EITHER: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {}}, "stream_options"),
     ({"stream": True, "stream_options": []}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": "much"}, "repetition_penalty"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"logit_bias": {"320": 1}}, "logit_bias"),
     ({"logit_bias": {"abc": 1}}, "logit_bias"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"min_tokens": 3}, "min_tokens"),
-    ({"stop_token_ids": [5]}, "stop_token_ids"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"logit_bias": {"5": True}}, "logit_bias"),
+    ({"logit_bias": {"5": None}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"stop_token_ids": [320]}, "stop_token_ids"),
+    ({"stop_token_ids": [320], "min_tokens": 3}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["5"]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [5] * 257}, "stop_token_ids"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"suffix": "x"}, "suffix"),
     ({"echo": True}, "echo"),
-    ({"guided_choice": []}, "guided_choice"),
     ({"ignore_eos": "no"}, "ignore_eos"),
 ]
 
