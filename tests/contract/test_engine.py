@@ -100,6 +100,35 @@ def test_seeded_samples_are_the_same_alone_and_in_a_batch(run: Sequences) -> Non
     assert other != alone, "another seed should give another text"
 
 
+def test_sampling_that_looks_back_is_the_same_alone_and_in_a_batch(run: Sequences) -> None:
+    prompts = [prompt(20, seed=i) for i in range(7)]
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3),
+        SamplingParams(temperature=0.8, seed=2, presence_penalty=0.7, frequency_penalty=0.3),
+        SamplingParams(temperature=0.8, seed=3, logit_bias=((97, 3.0), (98, -100.0)), min_p=0.05),
+        SamplingParams(temperature=0.0, logit_bias=((120, 100.0),)),
+        SamplingParams(temperature=0.9, seed=5, eos_token_ids=(257, 101), min_tokens=16),
+        SamplingParams(temperature=0.8, seed=6),
+    ]
+    alone = [run.generate([p], 16, samples=[s])[0] for p, s in zip(prompts, params, strict=True)]
+    assert run.generate(prompts, 16, samples=params) == alone
+    assert 98 not in alone[3]
+    assert set(alone[4]) == {120}
+    assert not {257, 101} & set(alone[5])
+
+
+def test_pitfall_1_20_a_sequence_with_bad_sampling_fails_alone(run: Sequences) -> None:
+    pages = run.pages(20), run.pages(20)
+    bad = SamplingParams(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+    good = SamplingParams(temperature=0.0)
+    first, second = run.engine.run(
+        [step("bad", 0, prompt(20), pages[0], bad), step("good", 0, prompt(20), pages[1], good)]
+    )
+    assert "logit_bias" in first.error
+    assert second.tokens == run.prefill(prompt(20), run.pages(20)).tokens
+
+
 def test_a_prefix_from_other_pages_gives_the_same_answer(run: Sequences) -> None:
     block = run.engine.spec.layout.block_tokens
     for length in (block + 1, 2 * block, 2 * block + 1, 3 * block - 1, 100):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
+import msgspec
+
 from shared.core.blocks import blocks_for, pack_tokens
 from shared.core.steps import SequenceResult, SequenceStep
 from shared.engine.api import Engine
@@ -60,7 +62,7 @@ class Sequences:
             part = prompt[at : at + size]
             last = at + size >= len(prompt)
             (result,) = self.engine.run(
-                [step(self.attempt(pages), at, part, pages, sample if last else None)], on_layer
+                [step(self.attempt(pages), at, part, pages, sample if last else None, prompt)], on_layer
             )
         return result
 
@@ -87,6 +89,8 @@ class Sequences:
                     answers[i][-1:],
                     tables[i],
                     params[i],
+                    prompts[i],
+                    answers[i],
                 )
                 for i in range(len(prompts))
             ]
@@ -111,8 +115,15 @@ def step(
     tokens: Sequence[int],
     pages: tuple[int, ...],
     sample: SamplingParams | None = GREEDY,
+    prompt: Sequence[int] = (),
+    answer: Sequence[int] = (),
 ) -> SequenceStep:
-    return SequenceStep(attempt, start, len(tokens), pack_tokens(tokens), pages, sample)
+    """`prompt` and `answer`: what sampling may look back on."""
+    plain = SequenceStep(attempt, start, len(tokens), pack_tokens(tokens), pages, sample)
+    if sample is None or not sample.looks_back:
+        return plain
+    past = (*(prompt if sample.looks_at_prompt else ()), *answer)
+    return msgspec.structs.replace(plain, past=pack_tokens(past), answered=len(answer))
 
 
 def _coprime(a: int, b: int) -> bool:
