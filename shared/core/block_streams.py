@@ -140,8 +140,10 @@ class BlockStreams:
         return stream if stream is not None and stream.incarnation == incarnation else None
 
     def _apply(self, events: BlockEvents) -> None:
-        self.index.remove(events.node, events.removed)
-        self.index.store(events.node, events.stored)
+        if events.removed:
+            self.index.remove(events.node, events.removed)
+        if events.stored:
+            self.index.store(events.node, events.stored)
 
     def _lose(self, node: NodeId, stream: _Stream) -> None:
         if stream.synced:

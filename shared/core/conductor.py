@@ -73,16 +73,15 @@ class ConductorMachine:
             case PlaceAsked():
                 return self._place(event, now)
             case LoadReported(load=load):
-                commands = self._changed(self.membership.loaded(load, now), now)
+                changes = self.membership.loaded(load, now)
+                commands = self._changed(changes, now) if changes else []
                 member = self.membership.get(load.node)
                 if member is not None and member.load is load:  # neither outdated nor another life's
                     self.roster.reported(load, now)
                 self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
-                return (
-                    commands + self._wishes(now)
-                    if self.streams.behind or self.membership.strangers
-                    else commands
-                )
+                if self.streams.behind or self.membership.strangers:
+                    commands += self._wishes(now)
+                return commands
             case BlocksChanged(events=events):
                 self.streams.changed(events)
                 return self._wishes(now) if not self.streams.synced(events.node) else []

@@ -33,8 +33,9 @@ def predicted_tbt_s(decoder: Decoder, prompt_tokens: int) -> float:
 
 def choose_decoder(decoders: Sequence[Decoder], prompt_tokens: int, blocks: int) -> Decoder:
     """Least predicted time between tokens, among those with room if any has; equal ones: the first."""
-    roomy = [d for d in decoders if d.free_blocks >= blocks]
-    return min(roomy or decoders, key=lambda d: predicted_tbt_s(d, prompt_tokens))
+    roomy = [d for d in decoders if d.free_blocks >= blocks] or decoders
+    tbt_s = [step_s(d.cost, d.requests + 1, d.kv_tokens + prompt_tokens) for d in roomy]
+    return roomy[tbt_s.index(min(tbt_s))]
 
 
 class InlineRule(Struct, frozen=True):

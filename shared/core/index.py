@@ -9,7 +9,7 @@ that were first stored longest ago go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, islice, repeat
 from operator import and_
 
@@ -47,16 +47,16 @@ class BlockIndex:
             bit <<= 1
         self._held[node], self._bits[node], self._names[bit] = set(), bit, node
 
-    def store(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
+    def store(self, node: NodeId, keys: Collection[BlockKey]) -> None:
         """The node holds these too. Ignored for an unknown node."""
         held = self._held.get(node)
         if held is None:
             return
         bit, holders = self._bits[node], self._holders
+        held.update(keys)
+        of = holders.get
         for key in keys:
-            if key not in held:
-                held.add(key)
-                holders[key] = holders.get(key, 0) | bit
+            holders[key] = of(key, 0) | bit
         if len(holders) > self.max_blocks:
             self._shrink()
 
@@ -66,13 +66,13 @@ class BlockIndex:
         if held is None:
             return
         bit, holders = self._bits[node], self._holders
-        for key in keys:
-            if key in held:
-                held.remove(key)
-                if left := holders[key] & ~bit:
-                    holders[key] = left
-                else:
-                    del holders[key]
+        gone = held.intersection(keys)
+        held -= gone
+        for key in gone:
+            if left := holders[key] ^ bit:
+                holders[key] = left
+            else:
+                del holders[key]
 
     def replace(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
         """From now on the node holds exactly these."""

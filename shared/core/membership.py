@@ -81,7 +81,7 @@ class Membership:
     def loaded(self, load: NodeLoad, now: float) -> list[Change]:
         """A heartbeat. One that is older than the last only shows that the node is alive."""
         member = self._members.get(load.node)
-        if member is None or member.ref.incarnation != load.incarnation:
+        if member is None or member.info.ref.incarnation != load.incarnation:
             if not self._has_ended(load.node, load.incarnation):
                 self.strangers = True
             return []

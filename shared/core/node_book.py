@@ -56,12 +56,14 @@ class NodeBook:
 
     def reported(self, load: NodeLoad, now: float) -> None:
         """Load reports come in order of their seq."""
-        for attempt in load.attempts:
-            self._pending.pop(attempt, None)
+        pending = self._pending
+        if pending:
+            for attempt in load.attempts:
+                pending.pop(attempt, None)
         self._report, self._reported_s = load, now
         self._busy_until_s = now + load.queue_s
         self._count(now)
-        for assignment in self._pending.values():
+        for assignment in pending.values():
             self._busy_until_s += assignment.work_s
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
@@ -97,22 +99,21 @@ class NodeBook:
     def _count(self, now: float) -> None:
         if self._report is not None and now - self._reported_s > self._stale_s:
             self._report = None
-        while self._pending:
-            attempt, oldest = next(iter(self._pending.items()))
+        pending, tokens, until = self._pending, 0, float("inf")
+        while pending:
+            attempt, oldest = next(iter(pending.items()))
             if now - oldest.at_s <= PENDING_S:
+                tokens = sum([a.tokens for a in pending.values()])
+                until = oldest.at_s + PENDING_S
                 break
-            del self._pending[attempt]
-        self.requests = self.waiting = len(self._pending)
-        self.kv_tokens = self.held_blocks = 0
-        self.settled_until_s = float("inf")
-        for assignment in self._pending.values():
-            self.kv_tokens += assignment.tokens
-        self.pending_tokens = self.kv_tokens
-        if self._pending:
-            self.settled_until_s = next(iter(self._pending.values())).at_s + PENDING_S
+            del pending[attempt]
+        self.requests = self.waiting = len(pending)
+        self.kv_tokens = self.pending_tokens = tokens
+        self.held_blocks = 0
         if report := self._report:
             self.requests += len(report.attempts)
             self.waiting += report.waiting
             self.kv_tokens += report.batch_tokens
             self.held_blocks = report.kv_blocks_held
-            self.settled_until_s = min(self.settled_until_s, self._reported_s + self._stale_s)
+            until = min(until, self._reported_s + self._stale_s)
+        self.settled_until_s = until

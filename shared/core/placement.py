@@ -119,10 +119,11 @@ class KVCacheCentric(Struct, frozen=True):
     def place(self, view: PlaceView) -> Choice:
         best, least_s = view.candidates[0], float("inf")
         for candidate in view.candidates:
+            ttft_s = candidate.queue_s
+            if ttft_s >= least_s:
+                continue
             remote = self._pulls(view, candidate)
-            ttft_s = (
-                candidate.queue_s + view.transfer_s(candidate, remote) + view.prefill_s(candidate, remote)
-            )
+            ttft_s = ttft_s + view.transfer_s(candidate, remote) + view.prefill_s(candidate, remote)
             if ttft_s < least_s:
                 best, least_s = candidate, ttft_s
         remote = self._pulls(view, best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct, field
 
@@ -13,6 +14,7 @@ from shared.protocol.ids import Incarnation, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
 
 INFINITY = float("inf")
+_turn = attrgetter("turn")
 
 
 class Peer:
@@ -146,7 +148,3 @@ def usable(peers: Sequence[Peer], avoid: Sequence[tuple[NodeId, Incarnation]]) -
     untried = [p for p in peers if (p.node, p.ref.incarnation) not in avoid] if avoid else peers
     trusted = [p for p in untried if not p.suspect]
     return sorted(trusted or untried or peers, key=_turn)
-
-
-def _turn(peer: Peer) -> int:
-    return peer.turn

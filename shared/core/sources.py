@@ -50,7 +50,7 @@ def pool_for(match: Match, near: Sequence[Peer], caches: Sequence[Peer]) -> Peer
 def _furthest(match: Match, caches: Sequence[Peer], at: int) -> tuple[int, Peer | None]:
     end, holder = at, None
     for cache in caches:
-        reach = match.span(cache.node, at)
+        reach = match.runs.get(cache.node, 0) if not at else match.span(cache.node, at)
         if reach > end or (reach == end > at and holder is not None and _busy(cache) < _busy(holder)):
             end, holder = reach, cache
     return end, holder

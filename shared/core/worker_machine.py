@@ -225,6 +225,7 @@ class WorkerMachine(Residents[S]):
     def load(self, now: float, seq: int = 0, stage: Stage = "ready") -> NodeLoad:
         """How busy the node is: its heartbeat."""
         running, waiting, batch_tokens = self._tally()
+        pool = self.pool
         return NodeLoad(
             node=self.worker.node,
             incarnation=self.worker.incarnation,
@@ -233,9 +234,9 @@ class WorkerMachine(Residents[S]):
             stage="draining" if self.draining else stage,
             running=running,
             waiting=waiting,
-            kv_blocks=self.pool.total,
-            kv_blocks_held=self.pool.held,
-            kv_blocks_cached=self.pool.cached,
+            kv_blocks=pool.total,
+            kv_blocks_held=pool.held,
+            kv_blocks_cached=pool.cached,
             queue_s=max(0.0, self._backlog_s),
             batch_tokens=batch_tokens,
             attempts=self.attempts(),
