@@ -21,8 +21,8 @@ from shared.protocol.sampling import Grammar
 
 KEPT_ATTEMPTS = 256
 KEPT_GRAMMARS = 64
-WHITESPACE = r"[ \n\r\t]{0,24}"
-"""Between the parts of JSON: enough to indent, too little to get lost in."""
+WHITESPACE = r"( |\r?\n[ \t]{0,32})?"
+"""Between the parts of JSON: a space, or a new line and its indent. More is where small models get lost."""
 MESSAGE_CHARS = 300
 LIMITS = ll.LLParserLimits(verbose_errors=False)
 """Of time and memory: the library's own."""

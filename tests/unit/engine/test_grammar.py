@@ -114,8 +114,16 @@ def test_an_answer_that_does_not_follow_is_an_error_and_does_not_spoil_the_attem
 
 def test_json_has_room_to_indent_but_not_to_get_lost() -> None:
     state = follower()
-    assert ord("\n") in allowed(state.next("a", SCHEMA, packed(b"{")).allowed)
-    assert not allowed(state.next("a", SCHEMA, packed(b"{" + b" " * 24)).allowed) & set(b" \n\t\r")
+    blank = set(b" \n\r\t")
+
+    def after(text: bytes) -> set[int]:
+        return allowed(state.next("a", SCHEMA, packed(text)).allowed) & blank
+
+    assert after(b"{") == set(b" \r\n")
+    assert after(b"{ ") == set()
+    assert after(b"{\n") == set(b" \t")
+    assert after(b"{\n" + b" " * 32) == set()
+    assert ord('"') in allowed(state.next("a", SCHEMA, packed(b"{\n    ")).allowed)
 
 
 def test_states_are_kept_for_a_bounded_number_of_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
