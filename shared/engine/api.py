@@ -25,7 +25,7 @@ class EngineConfig(Struct, frozen=True):
     salt: str = ""
     """Separates namespaces, e.g. of tenants."""
     backend: str = "auto"
-    """Attention backend: auto, cpu, flashinfer."""
+    """What computes: auto, cpu, flashinfer; more in hardware.BACKENDS."""
 
 
 class Engine(Protocol):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from msgspec import Struct
 
 from shared.engine.attention.api import AttentionBackend, AttentionShape
 from shared.engine.attention.cpu import CpuAttention
+from shared.engine.attention.native import NativeAttention, computes
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.native.build import cpu_flags
+from shared.engine.native.kernels import Kernels, kernels
 from shared.protocol.errors import Invalid
 
 Build = Callable[[AttentionShape, Sequence[torch.Tensor]], AttentionBackend]
 
+BACKENDS = ("auto", "cpu", "cpu-general", "torch", "flashinfer", "reference")
+"""cpu-general: transformers' own modules for every model; torch: without the C++ kernels."""
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -25,6 +29,8 @@ class Hardware(Struct, frozen=True):
     backend: Build
     mirrored: bool = False
     """KV pages live on the device, and the shared memory mirrors them."""
+    kernels: Kernels | None = None
+    """What the lean path runs on; None: all models take the general path."""
 
 
 def choose(backend: str, dtype: str) -> Hardware:
@@ -35,24 +41,37 @@ def choose(backend: str, dtype: str) -> Hardware:
         raise Invalid(f"dtype {dtype!r} is none of auto, float32, bfloat16, float16", param="dtype")
     if backend == "flashinfer":
         return _flashinfer(dtype)
-    builds: dict[str, Build] = {"cpu": CpuAttention, "reference": ReferenceAttention}
-    if backend not in builds:
-        raise Invalid(f"backend {backend!r} is none of auto, cpu, flashinfer, reference", param="backend")
     if dtype == "auto":
         dtype = "bfloat16" if cpu_computes_bfloat16() else "float32"
-    return Hardware(torch.device("cpu"), dtype, builds[backend])
+    cpu = torch.device("cpu")
+    match backend:
+        case "cpu":
+            built = kernels()
+            return Hardware(cpu, dtype, _native(built) if built else CpuAttention, kernels=built)
+        case "cpu-general":
+            built = kernels()
+            return Hardware(cpu, dtype, _native(built) if built else CpuAttention)
+        case "torch":
+            return Hardware(cpu, dtype, CpuAttention)
+        case "reference":
+            return Hardware(cpu, dtype, ReferenceAttention)
+    raise Invalid(f"backend {backend!r} is none of {', '.join(BACKENDS)}", param="backend")
+
+
+def _native(built: Kernels) -> Build:
+    """The kernels where they can take the model's attention, else torch."""
+
+    def build(shape: AttentionShape, layers: Sequence[torch.Tensor]) -> AttentionBackend:
+        if computes(shape, layers[0].dtype):
+            return NativeAttention(shape, layers, built)
+        return CpuAttention(shape, layers)
+
+    return build
 
 
 def cpu_computes_bfloat16() -> bool:
     """Whether the CPU has instructions for bfloat16 products; without, it is slower than float32."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    flags = {
-        flag for line in info.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()
-    }
-    return bool(flags & _NATIVE_BFLOAT16)
+    return bool(cpu_flags() & _NATIVE_BFLOAT16)
 
 
 def _flashinfer(dtype: str) -> Hardware:

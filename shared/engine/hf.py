@@ -14,18 +14,25 @@ import torch
 import transformers
 from msgspec import Struct
 
+from shared.engine.attention.api import Reach
 from shared.protocol.errors import Invalid
 
 hf: Any = transformers
 
 _NAME = "tsukimi_paged"
-_NOT_HONOURED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
+_NOT_HONOURED = ("s_aux", "position_bias", "head_mask")
 """Features that some models hand to their attention and that no backend here computes."""
 
 
 class Attend(Protocol):
     def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        reach: Reach,
     ) -> torch.Tensor:
         """Queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; the output is as queries."""
         ...
@@ -40,15 +47,17 @@ def _paged_attention(
     *,
     attend: Attend,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
     used = [name for name in _NOT_HONOURED if features.get(name) is not None]
     if used or attention_mask is not None or not getattr(module, "is_causal", True):
         raise Invalid(f"the model's attention uses {', '.join(used) or 'a mask of its own'}", param="model")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = attend.attend(
-        module.layer_idx, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scale
-    )
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    reach = Reach(sliding_window or 0, softcap or 0.0)
+    output = attend.attend(module.layer_idx, queries, keys, values, scale, reach)
     return output[None], None
 
 
@@ -94,6 +103,8 @@ class Attention(Struct, frozen=True):
     kv_heads: int
     head_dim: int
     scale: float
+    reaches: tuple[Reach, ...]
+    """Of each layer."""
 
 
 class _Probe:
@@ -101,10 +112,18 @@ class _Probe:
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int, int, int, float]] = []
+        self.reaches: list[Reach] = []
 
     def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        reach: Reach,
     ) -> torch.Tensor:
+        self.reaches.append(reach)
         self.seen.append((layer, queries.shape[1], keys.shape[1], keys.shape[2], values.shape[2], scale))
         return torch.zeros_like(queries)
 
@@ -126,7 +145,8 @@ def probe(model: Any) -> Attention:
     ((query_heads, kv_heads, head_dim, value_dim, scale),) = uses
     if head_dim != value_dim:
         raise Invalid(f"the model's keys have {head_dim} dimensions, its values {value_dim}", param="model")
-    return Attention(len(layers), int(query_heads), int(kv_heads), int(head_dim), float(scale))
+    reaches = tuple(seen.reaches)
+    return Attention(len(layers), int(query_heads), int(kv_heads), int(head_dim), float(scale), reaches)
 
 
 def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:

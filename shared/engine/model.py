@@ -16,10 +16,14 @@ from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
 from shared.engine import hf, servable
 from shared.engine.api import EngineConfig
-from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Span
+from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
 from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.hardware import Hardware, choose
 from shared.engine.paged import DTYPES, MirroredPages, Pages, SharedPages
+from shared.engine.paths import lean
+from shared.engine.paths.api import Forward
+from shared.engine.paths.general import GeneralPath
+from shared.engine.paths.lean import LeanPath
 from shared.engine.sampler import Sampler
 from shared.engine.steps import refusal
 from shared.engine.weights import weights_digest
@@ -53,15 +57,12 @@ _COSMETIC = frozenset(
 class ModelEngine:
     """Implements engine.api.Engine."""
 
-    def __init__(
-        self, model: Any, spec: ModelSpec, arena: Arena, pages: Pages, backend: AttentionBackend
-    ) -> None:
+    def __init__(self, spec: ModelSpec, arena: Arena, pages: Pages, forward: Forward) -> None:
         self.spec = spec
         self.store: PageStore = arena
         self._arena = arena
-        self._model = model
         self._pages = pages
-        self._backend = backend
+        self._forward = forward
         self._sampler = Sampler(_follower(spec))
         self._closed = False
 
@@ -89,7 +90,8 @@ class ModelEngine:
             config.kv_bytes // layout.block_bytes,
             progress=lambda done, total: progress("touching the KV pages", 0.5 + 0.4 * done / total),
         )
-        engine = cls(model, spec, arena, *_attention(arena, attention, hardware))
+        pages: Pages = MirroredPages(arena, hardware.device) if hardware.mirrored else SharedPages(arena)
+        engine = cls(spec, arena, pages, _forward(model, attention, pages, layout, hardware))
         progress("trying one token", 0.9)
         try:
             engine._require_sound()
@@ -113,7 +115,7 @@ class ModelEngine:
         if self._closed:
             return
         self._closed = True
-        del self._model, self._pages, self._backend  # tensors over the arena would keep its memory
+        del self._pages, self._forward  # tensors over the arena would keep its memory
         self._arena.close()
 
     def _run(self, sequences: Sequence[SequenceStep], on_layer: OnLayer | None) -> list[SequenceResult]:
@@ -141,18 +143,16 @@ class ModelEngine:
         keep: list[int],
         on_layer: OnLayer | None,
     ) -> torch.Tensor:
-        device = self._model.device
         ids = [token for sequence in sequences for token in unpack_tokens(sequence.token_ids)]
-        self._backend.plan(batch)
         written = _written(batch, self.spec.layout.block_tokens)
-        step = _Step(self._backend, self._pages, written, on_layer)
-        logits = hf.forward(
-            self._model,
-            torch.tensor(ids, dtype=torch.long, device=device),
-            torch.tensor(list(batch.positions()), dtype=torch.long, device=device),
-            torch.tensor(keep, dtype=torch.long, device=device),
-            step,
-        )
+
+        def after_layer(layer: int) -> None:
+            if on_layer is not None:
+                self._pages.publish(layer, layer, written)
+                on_layer(layer)
+
+        kept = torch.tensor(keep, dtype=torch.long)
+        logits = self._forward.logits(batch, torch.tensor(ids, dtype=torch.long), kept, after_layer)
         if on_layer is None:
             self._pages.publish(0, self.spec.layout.layers - 1, written)
         return logits
@@ -162,27 +162,6 @@ class ModelEngine:
         (result,) = self.run([step])
         if result.error:
             raise Invalid(f"the model's weights are damaged: {result.error} after one token", param="model")
-
-
-class _Step:
-    """One forward pass: what every layer calls instead of its own attention."""
-
-    def __init__(
-        self, backend: AttentionBackend, pages: Pages, written: Sequence[int], on_layer: OnLayer | None
-    ) -> None:
-        self._backend = backend
-        self._pages = pages
-        self._written = written
-        self._on_layer = on_layer
-
-    def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        self._backend.append(layer, keys, values)
-        if self._on_layer is not None:
-            self._pages.publish(layer, layer, self._written)
-            self._on_layer(layer)
-        return self._backend.run(layer, queries)
 
 
 def _follower(spec: ModelSpec) -> Follower | None:
@@ -227,12 +206,14 @@ def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVL
     return layout
 
 
-def _attention(arena: Arena, seen: hf.Attention, hardware: Hardware) -> tuple[Pages, AttentionBackend]:
+def _forward(model: Any, seen: hf.Attention, pages: Pages, layout: KVLayout, hardware: Hardware) -> Forward:
+    """The model by the fastest way that computes it here."""
     shape = AttentionShape(
-        seen.query_heads, seen.kv_heads, seen.head_dim, arena.layout.block_tokens, seen.scale
+        seen.query_heads, seen.kv_heads, seen.head_dim, layout.block_tokens, seen.scale, seen.reaches
     )
-    pages: Pages = MirroredPages(arena, hardware.device) if hardware.mirrored else SharedPages(arena)
-    return pages, hardware.backend(shape, pages.layers)
+    if hardware.kernels is not None and lean.fits(model.config, shape, model.dtype):
+        return LeanPath(model, shape, pages.layers, hardware.kernels)
+    return GeneralPath(model, hardware.backend(shape, pages.layers))
 
 
 def _spec(found: ModelPath, config: Any, layout: KVLayout, salt: str) -> ModelSpec:

@@ -1,7 +1,7 @@
 """Which models can be served, told from their configuration before any weight is read.
 
-Served are decoder-only transformers whose every layer is plain causal attention that transformers lets an attention
-backend take over. Anything a backend here would silently compute wrongly is refused, with the reason.
+Served are decoder-only transformers whose every layer is causal attention, windowed or not, that transformers lets an
+attention backend take over. Anything a backend here would silently compute wrongly is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -61,16 +61,7 @@ def _model_class(config: Any) -> Any:
 
 def _other_layers(config: Any) -> bool:
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-    return any(kind != "full_attention" for kind in kinds)
-
-
-def _slides(config: Any) -> bool:
-    window = getattr(config, "sliding_window", None)
-    return (
-        bool(window)
-        and getattr(config, "use_sliding_window", True)
-        and window < config.max_position_embeddings
-    )
+    return any(kind not in ("full_attention", "sliding_attention") for kind in kinds)
 
 
 def _rope_follows_length(config: Any) -> bool:
@@ -85,9 +76,7 @@ _OBSTACLES: dict[str, Callable[[Any], bool]] = {
     "they keep a recurrent state instead of a KVCache": lambda c: bool(_model_class(c)._is_stateful),
     "their weights are quantized": lambda c: getattr(c, "quantization_config", None) is not None,
     "they compress their KVCache (latent attention)": lambda c: bool(getattr(c, "kv_lora_rank", None)),
-    "not all their layers are full attention (sliding window, linear, ...)": _other_layers,
-    "their attention has a sliding window": _slides,
-    "their attention logits are capped": lambda c: bool(getattr(c, "attn_logit_softcapping", None)),
+    "not all their layers are full or sliding attention (linear, chunked, ...)": _other_layers,
     "their attention is biased by distance (ALiBi)": lambda c: bool(getattr(c, "alibi", False)),
     "their rotary frequencies depend on the length of the sequence": _rope_follows_length,
     "transformers lets no attention backend take over their attention": (

@@ -28,7 +28,11 @@ class KnownSequence(Struct, frozen=True):
         k = self.keys[layer, :end].double().repeat_interleave(shape.group, 1)
         v = self.values[layer, :end].double().repeat_interleave(shape.group, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * shape.scale
-        hidden = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
+        reach = shape.reach(layer)
+        if reach.cap:
+            scores = reach.cap * torch.tanh(scores / reach.cap)
+        behind = torch.arange(start, end)[:, None] - torch.arange(end)[None, :]
+        hidden = (behind < 0) | (behind >= (reach.window or end))
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 

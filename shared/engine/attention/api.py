@@ -9,14 +9,32 @@ import torch
 from msgspec import Struct
 
 
+class Reach(Struct, frozen=True):
+    """How far a layer's queries see, and how high their logits go."""
+
+    window: int = 0
+    """Keys that a query sees, its own among them; 0: all before it."""
+    cap: float = 0.0
+    """Logits x become cap * tanh(x / cap); 0: they stay."""
+
+
 class AttentionShape(Struct, frozen=True):
-    """What all layers of a model have in common."""
+    """What a model's layers ask of attention."""
 
     query_heads: int
     kv_heads: int
     head_dim: int
     block_tokens: int
     scale: float
+    reaches: tuple[Reach, ...] = ()
+    """Of each layer; none: all layers are plain."""
+
+    def reach(self, layer: int) -> Reach:
+        return self.reaches[layer] if self.reaches else Reach()
+
+    @property
+    def distinct_reaches(self) -> tuple[Reach, ...]:
+        return tuple(dict.fromkeys(self.reaches)) or (Reach(),)
 
     @property
     def group(self) -> int:

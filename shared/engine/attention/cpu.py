@@ -1,4 +1,5 @@
-"""Attention on the CPU with torch alone: each sequence's pages are gathered, then torch's fused kernel runs over them.
+"""Attention on the CPU with torch alone, where the C++ kernels cannot be built: each sequence's pages are gathered,
+then torch's fused kernel runs over them.
 
 A sequence never shares a kernel call with another, so its output does not depend on its neighbours by a bit. The query
 heads of a group are folded into query rows: one KV head is read once for all of them.
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
+from shared.engine.attention.api import AttentionBatch, AttentionShape, Reach, Span
 
 _TILE_ROWS = 256
 """Queries of one kernel call of a chunk behind a prefix: few enough not to compute much that the mask drops."""
@@ -26,13 +27,17 @@ class CpuAttention:
         self._halves = [layer.view(-1, *rows) for layer in layers]
         """K of page p is half 2p, V is half 2p+1."""
         self._slots = torch.empty(0, dtype=torch.long)
-        self._plans: list[_SpanPlan] = []
+        self._plans: list[dict[Reach, _SpanPlan]] = []
 
     def plan(self, batch: AttentionBatch) -> None:
         block = self._shape.block_tokens
         slots = torch.tensor(list(batch.slots(block)), dtype=torch.long)
         self._slots = slots + slots.div(block, rounding_mode="floor") * block
-        self._plans = [_SpanPlan(span, self._shape, self._halves[0].dtype) for span in batch.spans]
+        dtype = self._halves[0].dtype
+        self._plans = [
+            {reach: _SpanPlan(span, self._shape, reach, dtype) for reach in self._shape.distinct_reaches}
+            for span in batch.spans
+        ]
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         rows = self._halves[layer].view(-1, self._shape.kv_heads, self._shape.head_dim)
@@ -41,21 +46,23 @@ class CpuAttention:
 
     def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         output = torch.empty_like(queries)
-        halves = self._halves[layer]
-        for plan in self._plans:
-            plan.run(halves, queries, output)
+        halves, reach = self._halves[layer], self._shape.reach(layer)
+        for plans in self._plans:
+            plans[reach].run(halves, queries, output)
         return output
 
 
 class _SpanPlan:
-    """One sequence of a step: where its keys are, and the masks of its tiles of queries."""
+    """One sequence of a step in layers of one reach: where its keys are, and the masks of its tiles of queries."""
 
-    def __init__(self, span: Span, shape: AttentionShape, dtype: torch.dtype) -> None:
+    def __init__(self, span: Span, shape: AttentionShape, reach: Reach, dtype: torch.dtype) -> None:
         self._span = span
         self._shape = shape
+        self._cap = reach.cap
         pages = torch.tensor(span.pages, dtype=torch.long)
         self._keys, self._values = pages * 2, pages * 2 + 1
-        self._tiles = [] if span.start == 0 else _tiles(span, shape.group, dtype)
+        plain = reach == Reach() and span.start == 0
+        self._tiles = [] if plain else _tiles(span, shape.group, reach.window, dtype)
 
     def run(self, halves: torch.Tensor, queries: torch.Tensor, output: torch.Tensor) -> None:
         keys, values = self._gather(halves, self._keys), self._gather(halves, self._values)
@@ -85,20 +92,43 @@ class _SpanPlan:
         shape, tokens = self._shape, len(queries)
         folded = queries.reshape(tokens, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3)
         rows = folded.reshape(1, shape.kv_heads, shape.group * tokens, shape.head_dim)
-        attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=shape.scale)
+        if self._cap:
+            attended = _capped(rows, keys, values, mask, shape.scale, self._cap)
+        else:
+            attended = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=shape.scale)
         unfolded = attended.reshape(shape.kv_heads, shape.group, tokens, shape.head_dim).permute(2, 0, 1, 3)
         return unfolded.reshape(tokens, shape.query_heads, shape.head_dim)
 
 
-def _tiles(span: Span, group: int, dtype: torch.dtype) -> list[tuple[int, int, torch.Tensor | None]]:
-    """(first, last, additive mask) of each tile of the span's queries; a single query needs no mask."""
-    if span.tokens == 1:
+def _capped(
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """Attention whose logits are capped, which torch has no fused kernel for."""
+    logits = torch.tanh(rows @ keys.transpose(-1, -2) * (scale / cap)) * cap
+    if mask is not None:
+        logits = logits + mask
+    return torch.softmax(logits, -1, dtype=torch.float32).to(values.dtype) @ values
+
+
+def _tiles(
+    span: Span, group: int, window: int, dtype: torch.dtype
+) -> list[tuple[int, int, torch.Tensor | None]]:
+    """(first, last, additive mask) of each tile of the span's queries; a single query that sees all needs no mask."""
+    if span.tokens == 1 and not 0 < window < span.end:
         return [(0, 1, None)]
     tiles: list[tuple[int, int, torch.Tensor | None]] = []
     for first in range(0, span.tokens, _TILE_ROWS):
         last = min(first + _TILE_ROWS, span.tokens)
-        positions = torch.arange(span.start + first, span.start + last)
-        hidden = torch.arange(span.start + last)[None, :] > positions[:, None]
+        positions = torch.arange(span.start + first, span.start + last)[:, None]
+        keys = torch.arange(span.start + last)[None, :]
+        hidden = keys > positions
+        if window:
+            hidden |= keys <= positions - window
         mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
         tiles.append((first, last, mask.repeat(group, 1)))
     return tiles

@@ -34,11 +34,17 @@ class ReferenceAttention:
         output = torch.empty_like(queries)
         for span in self._batch.spans:
             keys, values = self._history(layer, span, 0), self._history(layer, span, 1)
-            later = torch.arange(span.end)[None, :] > torch.arange(span.start, span.end)[:, None]
+            reach = self._shape.reach(layer)
+            seen, own = torch.arange(span.end)[None, :], torch.arange(span.start, span.end)[:, None]
+            hidden = seen > own
+            if reach.window:
+                hidden |= seen <= own - reach.window
             for head in range(self._shape.query_heads):
                 of = head // self._shape.group
                 scores = queries[span.rows, head].double() @ keys[:, of].T * self._shape.scale
-                scores[later.to(scores.device)] = -torch.inf
+                if reach.cap:
+                    scores = torch.tanh(scores / reach.cap) * reach.cap
+                scores[hidden.to(scores.device)] = -torch.inf
                 output[span.rows, head] = (torch.softmax(scores, 1) @ values[:, of]).to(output.dtype)
         return output
 

@@ -1,0 +1,112 @@
+"""From C++ sources to a shared library in the cache folder: built once per source, compiler and instruction set."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from msgspec import Struct
+
+from shared.io.config import environment
+from shared.io.models import models_folder
+
+SOURCES = Path(__file__).parent
+COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+class Build(Struct, frozen=True):
+    """One way to build the kernels."""
+
+    name: str
+    needs: frozenset[str]
+    """CPU flags, as in /proc/cpuinfo."""
+    flags: tuple[str, ...]
+
+
+BUILDS = (
+    Build(
+        "avx512_bf16",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
+    ),
+    Build(
+        "avx512",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+    ),
+    Build("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    Build("portable", frozenset(), ()),
+)
+"""The fastest first."""
+
+
+class CannotBuild(Exception):
+    """Why there are no kernels; torch computes instead."""
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    lines = (line for line in info.splitlines() if line.startswith(("flags", "Features")))
+    return frozenset(flag for line in lines for flag in line.partition(":")[2].split())
+
+
+def runnable() -> list[Build]:
+    """The builds that this CPU can run, the fastest first."""
+    return [build for build in BUILDS if build.needs <= cpu_flags()]
+
+
+def library(build: Build) -> Path:
+    """The built library, compiled now if it is not in the cache: seconds. Raises CannotBuild with the reason."""
+    compiler = _compiler()
+    path = _folder() / f"{build.name}-{_digest(compiler, build)}.so"
+    if not path.exists():
+        _compile(compiler, build, path)
+    return path
+
+
+def _compiler() -> str:
+    wanted = environment("CXX")
+    for name in (wanted,) if wanted else _COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise CannotBuild(f"no C++ compiler ({wanted or ', '.join(_COMPILERS)}) is installed")
+
+
+def _digest(compiler: str, build: Build) -> str:
+    """Of all that a library depends on."""
+    digest = hashlib.blake2b(digest_size=8)
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    for part in (version, *COMMON, *build.flags):
+        digest.update(part.encode() + b"\0")
+    for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(compiler: str, build: Build, path: Path) -> None:
+    """Whole or not at all, also when several processes build at once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            fresh = Path(folder) / path.name
+            command = [compiler, *COMMON, *build.flags, str(SOURCES / "kernels.cpp"), "-o", str(fresh)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CannotBuild(f"{' '.join(command[:1])} failed: {done.stderr.strip()[-500:]}")
+            os.replace(fresh, path)
+    except OSError as e:
+        raise CannotBuild(f"the kernels cannot be built in {path.parent}: {e}") from e
+
+
+def _folder() -> Path:
+    return models_folder().parent / "kernels"

@@ -1,0 +1,138 @@
+// y (+)= x W^T for x of a few or many rows, with W packed so that a vector holds one input of neighbouring outputs.
+// A row's result is the same to the bit whatever rows are beside it: its sums run over the inputs in one fixed order.
+#pragma once
+
+#include "vec.h"
+
+// Outputs of a panel. W is packed as [panels][inputs][PANEL], or for pairs as [panels][inputs / 2][PANEL][2].
+constexpr int PANEL = 2 * LANES;
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 12;
+#elif defined(__AVX__)
+constexpr int TILE_ROWS = 6;
+#else
+constexpr int TILE_ROWS = 4;
+#endif
+// Inputs summed up in registers at a time: a panel's share of them stays in the first-level cache.
+constexpr int DEPTH = 9216 / PANEL;
+// Rows that are taken through all panels together: their inputs stay in the second-level cache.
+constexpr int BAND_ROWS = 32 * TILE_ROWS;
+
+struct pair {
+  bf16 even, odd;
+};
+
+static inline vf multiply_add(vf sum, vf weights, const float* x) { return sum + weights * *x; }
+
+#if defined(__AVX512BF16__)
+struct vp {
+  __m512bh pairs;
+};
+
+static inline vp load(const pair* p) {
+  vp v;
+  v.pairs = (__m512bh)_mm512_loadu_si512(p);
+  return v;
+}
+
+static inline vf multiply_add(vf sum, vp weights, const pair* x) {
+  int32_t both;
+  memcpy(&both, x, 4);
+  return (vf)_mm512_dpbf16_ps((__m512)sum, weights.pairs, (__m512bh)_mm512_set1_epi32(both));
+}
+#endif
+
+// One tile: R rows of x, `depth` inputs of them, times `wide` vectors of outputs. w rows are `ldw` apart.
+template <int R, class X, class W>
+static inline void tile(const X* x, long ldx, const W* w, long ldw, int depth, float* y, long ldy, bool add) {
+  vf acc[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = vf{};
+  for (int k = 0; k < depth; k++) {
+    auto left = load(w), right = load(w + LANES);
+    w += ldw;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      acc[r][0] = multiply_add(acc[r][0], left, x + r * ldx + k);
+      acc[r][1] = multiply_add(acc[r][1], right, x + r * ldx + k);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int half = 0; half < 2; half++) {
+      float* to = y + r * ldy + half * LANES;
+      store(to, add ? load(to) + acc[r][half] : acc[r][half]);
+    }
+}
+
+template <class X, class W>
+static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw, int depth, float* y, long ldy,
+                           bool add) {
+#define ROWS(R) case R: return tile<R>(x, ldx, w, ldw, depth, y, ldy, add);
+  switch (rows) {
+    ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if defined(__AVX__)
+    ROWS(5) ROWS(6)
+#endif
+#if defined(__AVX512F__)
+    ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+  }
+#undef ROWS
+}
+
+// All rows of x times one block of a panel. `outputs` of the panel's PANEL exist.
+template <class X, class W>
+static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, int depth, float* y, long ldy, int outputs,
+                                 bool add) {
+  for (int r = 0; r < rows; r += TILE_ROWS) {
+    int some = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
+    if (outputs == PANEL) {
+      tile_of(some, x + r * ldx, ldx, w, PANEL, depth, y + r * ldy, ldy, add);
+      continue;
+    }
+    float edge[TILE_ROWS * PANEL];
+    tile_of(some, x + r * ldx, ldx, w, PANEL, depth, edge, PANEL, false);
+    for (int i = 0; i < some; i++)
+      for (int n = 0; n < outputs; n++) {
+        float* to = y + (r + i) * ldy + n;
+        *to = add ? *to + edge[i * PANEL + n] : edge[i * PANEL + n];
+      }
+  }
+}
+
+static inline const float* widened(const float* w, int, int, float*) { return w; }
+
+// Weights of a narrower type are widened once where many rows use them.
+static inline const float* widened(const bf16* w, int depth, int, float* scratch) {
+  for (int i = 0; i < depth * PANEL; i += LANES) store(scratch + i, load(w + i));
+  return scratch;
+}
+
+// This thread's share of y[rows][outputs] (+)= x[rows][inputs] W^T. Call from all threads; no barrier inside.
+template <class X, class W>
+static void linear_share(int thread, int threads, const X* x, int rows, int inputs, const W* w, int outputs, float* y,
+                         bool add) {
+  int panels = (outputs + PANEL - 1) / PANEL;
+  int first = long(panels) * thread / threads, last = long(panels) * (thread + 1) / threads;
+  for (int band = 0; band < rows; band += BAND_ROWS) {
+    int some = rows - band < BAND_ROWS ? rows - band : BAND_ROWS;
+    for (int k = 0; k < inputs; k += DEPTH) {
+      int depth = inputs - k < DEPTH ? inputs - k : DEPTH;
+      for (int p = first; p < last; p++) {
+        const W* block = w + (long(p) * inputs + k) * PANEL;
+        int wide = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
+        const X* from = x + long(band) * inputs + k;
+        float* to = y + long(band) * outputs + p * PANEL;
+        if constexpr (sizeof(W) == 2) {
+          if (some > TILE_ROWS) {
+            alignas(64) float scratch[DEPTH * PANEL];
+            rows_of_panel(from, inputs, some, widened(block, depth, PANEL, scratch), depth, to, outputs, wide, add || k);
+            continue;
+          }
+        }
+        rows_of_panel(from, inputs, some, block, depth, to, outputs, wide, add || k);
+      }
+    }
+  }
+}

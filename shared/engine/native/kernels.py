@@ -1,0 +1,118 @@
+"""The C++ kernels as Python sees them: addresses of tensors in, nothing but numbers out. Calls release the GIL."""
+
+from __future__ import annotations
+
+import ctypes as c
+from functools import cache
+from typing import Any
+
+import structlog
+import torch
+from msgspec import Struct
+
+from shared.engine.native.build import BUILDS, CannotBuild, library, runnable
+from shared.io.config import environment
+
+log = structlog.get_logger(__name__)
+
+FLOATS, BF16, PAIRS = 0, 1, 2
+"""How packed weights are kept: floats; bf16 that is widened; pairs of bf16 for the CPU's own products."""
+
+
+class Reach(c.Structure):
+    _fields_ = (("window", c.c_int32), ("cap", c.c_float))
+
+
+class Layer(c.Structure):
+    """kernels.cpp's Layer."""
+
+    _fields_ = (
+        ("kind", c.c_int32), ("hidden", c.c_int32), ("inner", c.c_int32), ("epsilon", c.c_float),
+        ("qkv", c.c_void_p), ("out", c.c_void_p), ("gate_up", c.c_void_p), ("down", c.c_void_p),
+        ("attention_norm", c.c_void_p), ("mlp_norm", c.c_void_p), ("qkv_bias", c.c_void_p),
+        ("query_norm", c.c_void_p), ("key_norm", c.c_void_p), ("reach", Reach),
+    )  # fmt: skip
+
+
+class Space(c.Structure):
+    """kernels.cpp's Space."""
+
+    _fields_ = tuple(
+        (name, c.c_void_p)
+        for name in ("inputs", "attended", "activated", "qkv", "queries", "outputs", "gate_up")
+    )
+
+
+class Kernels(Struct, frozen=True):
+    """One loaded build."""
+
+    build: str
+    lib: Any
+    panel: int
+    """Outputs of a panel of packed weights."""
+    has_pairs: bool
+
+    def kind(self, dtype: torch.dtype) -> int:
+        """How weights of this type are packed."""
+        if dtype == torch.float32:
+            return FLOATS
+        return PAIRS if self.has_pairs else BF16
+
+    def pack(self, weights: torch.Tensor) -> torch.Tensor:
+        """[outputs, inputs] in float32 or bfloat16 as panels: for `linear` and layers."""
+        outputs, inputs = weights.shape
+        weights = weights.contiguous()
+        panels = -(-outputs // self.panel)
+        packed = torch.empty(panels * self.panel * inputs, dtype=weights.dtype)
+        self.lib.tsukimi_pack(
+            torch.get_num_threads(),
+            self.kind(weights.dtype),
+            weights.data_ptr(),
+            outputs,
+            inputs,
+            packed.data_ptr(),
+        )
+        return packed
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The fastest build that this machine runs, or the one TSUKIMI_KERNELS names (`none`: none). None, with a warning
+    that says why, where kernels cannot be built: torch computes instead, slower."""
+    wanted = environment("TSUKIMI_KERNELS")
+    if wanted == "none":
+        return None
+    builds = [build for build in runnable() if wanted in ("", None, build.name)]
+    if not builds:
+        log.warning("no_kernels", reason=f"this CPU does not run the build {wanted!r}")
+        return None
+    try:
+        return load(builds[0].name)
+    except CannotBuild as e:
+        log.warning("no_kernels", reason=str(e), consequence="torch computes, several times slower")
+        return None
+
+
+@cache
+def load(name: str) -> Kernels:
+    """Raises CannotBuild."""
+    build = next(build for build in BUILDS if build.name == name)
+    try:
+        lib = c.CDLL(str(library(build)))
+    except OSError as e:
+        raise CannotBuild(f"the kernels do not load: {e}") from e
+    i, p, f = c.c_int32, c.c_void_p, c.c_float
+    lib.tsukimi_plan_new.restype = c.c_void_p
+    for name_, arguments in (
+        ("panel", ()),
+        ("has_pairs", ()),
+        ("plan_new", (i, i, i, i, f)),
+        ("plan_free", (p,)),
+        ("plan_set", (p, p, i, p, i)),
+        ("attend", (p, i, i, p, i, f, p, p)),
+        ("pack", (i, i, p, i, i, p)),
+        ("head", (i, i, p, p, f, i, i, p, i, p, p)),
+        ("layer", (p, i, p, p, i, p, p, p, p, i, p)),
+    ):
+        getattr(lib, f"tsukimi_{name_}").argtypes = arguments
+    return Kernels(build.name, lib, lib.tsukimi_panel(), bool(lib.tsukimi_has_pairs()))

@@ -1,0 +1,49 @@
+"""The general path: transformers' own modules, with attention over KV pages under every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shared.engine import hf
+from shared.engine.attention.api import AttentionBackend, AttentionBatch, Reach
+from shared.engine.paths.api import AfterLayer
+
+
+class GeneralPath:
+    """Implements paths.api.Forward for any decoder-only model, on any device."""
+
+    def __init__(self, model: Any, backend: AttentionBackend) -> None:
+        self._model = model
+        self._backend = backend
+
+    def logits(
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+    ) -> torch.Tensor:
+        device = self._model.device
+        self._backend.plan(batch)
+        positions = torch.tensor(list(batch.positions()), dtype=torch.long)
+        step = _Step(self._backend, after_layer)
+        return hf.forward(self._model, token_ids.to(device), positions.to(device), keep.to(device), step)
+
+
+class _Step:
+    """One forward pass: what every layer calls instead of its own attention."""
+
+    def __init__(self, backend: AttentionBackend, after_layer: AfterLayer) -> None:
+        self._backend = backend
+        self._after_layer = after_layer
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        reach: Reach,
+    ) -> torch.Tensor:
+        self._backend.append(layer, keys, values)
+        self._after_layer(layer)
+        return self._backend.run(layer, queries)

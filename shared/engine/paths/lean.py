@@ -1,0 +1,169 @@
+"""The lean path: models of Llama's block on the CPU, a whole layer in one call of the C++ kernels.
+
+Weights are packed for them: Q, K and V in one product, gate and up in one. Activations are floats throughout (and
+bf16 where the CPU multiplies bf16 itself). A row's logits are the same to the bit whatever other rows are in the step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shared.engine.attention.api import AttentionBatch, AttentionShape
+from shared.engine.attention.native import computes
+from shared.engine.native.kernels import Kernels, Layer, Reach, Space
+from shared.engine.native.plan import StepPlan
+from shared.engine.paths.api import AfterLayer
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of config.model_type whose layers are Llama's block, give or take biases and norms of Q and K."""
+
+
+def fits(config: Any, shape: AttentionShape, dtype: torch.dtype) -> bool:
+    """Whether the lean path computes this model."""
+    return (
+        config.model_type in FAMILY
+        and config.hidden_act == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and not getattr(config, "attention_bias", False)
+        and getattr(config, "pretraining_tp", 1) == 1
+        and config.hidden_size % 2 == config.intermediate_size % 2 == 0
+        and computes(shape, dtype)
+    )
+
+
+class LeanPath:
+    """Implements paths.api.Forward. Takes the model's weights: the model is of no use afterwards."""
+
+    def __init__(
+        self, model: Any, shape: AttentionShape, layers: Sequence[torch.Tensor], kernels: Kernels
+    ) -> None:
+        self._kernels = kernels
+        self._pages = layers
+        self._plan = StepPlan(kernels, shape)
+        self._shape = shape
+        self._config = model.config
+        self._rotary = model.model.rotary_emb
+        self._kind = kernels.kind(model.dtype)
+        self._kept: list[torch.Tensor] = []
+        """What the kernels' structures point to."""
+        self._layers = [self._packed(block, shape.reach(i)) for i, block in enumerate(model.model.layers)]
+        self._norm = self._floats(model.model.norm.weight)
+        self._embedding = model.model.embed_tokens.weight.detach()
+        self._head = kernels.pack(model.lm_head.weight.detach())
+        if not model.config.tie_word_embeddings:
+            model.lm_head.weight = None
+        self._vocab = self._embedding.shape[0]
+        self._space = _Space(0, self._config, shape)
+
+    def logits(
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+    ) -> torch.Tensor:
+        self._plan.set(batch)
+        x = self._embedding[token_ids].float()
+        rows = len(x)
+        if rows > self._space.rows:
+            self._space = _Space(rows, self._config, self._shape)
+        cosines, sines = self._angles(x, batch)
+        threads, call, space = torch.get_num_threads(), self._kernels.lib.tsukimi_layer, self._space.buffers
+        at = (x.data_ptr(), cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
+        for i, (layer, pages) in enumerate(zip(self._layers, self._pages, strict=True)):
+            call(
+                self._plan.handle,
+                threads,
+                ctypes.addressof(layer),
+                ctypes.addressof(space),
+                rows,
+                *at,
+                pages.element_size(),
+                pages.data_ptr(),
+            )
+            after_layer(i)
+        return self._project(x[keep])
+
+    def _angles(self, x: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [rows, head_dim / 2] of the rows' positions, scaled as the model wants them."""
+        positions = torch.tensor([list(batch.positions())], dtype=torch.long)
+        cosines, sines = self._rotary(x[None], positions)
+        half = self._shape.head_dim // 2
+        return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of rows after the last layer."""
+        logits = torch.empty(len(x), self._vocab)
+        inputs = torch.empty_like(x)
+        self._kernels.lib.tsukimi_head(
+            torch.get_num_threads(),
+            self._kind,
+            x.data_ptr(),
+            self._norm.data_ptr(),
+            self._config.rms_norm_eps,
+            len(x),
+            x.shape[1],
+            self._head.data_ptr(),
+            self._vocab,
+            inputs.data_ptr(),
+            logits.data_ptr(),
+        )
+        return logits
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def _packed(self, block: Any, reach: Any) -> Layer:
+        attention, mlp = block.self_attn, block.mlp
+        queries, keys, values = attention.q_proj, attention.k_proj, attention.v_proj
+        layer = Layer(
+            kind=self._kind,
+            hidden=self._config.hidden_size,
+            inner=self._config.intermediate_size,
+            epsilon=self._config.rms_norm_eps,
+            qkv=self._weights(queries, keys, values),
+            out=self._weights(attention.o_proj),
+            gate_up=self._weights(mlp.gate_proj, mlp.up_proj),
+            down=self._weights(mlp.down_proj),
+            attention_norm=self._floats(block.input_layernorm.weight).data_ptr(),
+            mlp_norm=self._floats(block.post_attention_layernorm.weight).data_ptr(),
+            reach=Reach(reach.window, reach.cap),
+        )
+        if queries.bias is not None:
+            bias = torch.cat([queries.bias, keys.bias, values.bias])
+            layer.qkv_bias = self._floats(bias).data_ptr()
+        if hasattr(attention, "q_norm"):
+            layer.query_norm = self._floats(attention.q_norm.weight).data_ptr()
+            layer.key_norm = self._floats(attention.k_norm.weight).data_ptr()
+        return layer
+
+    def _weights(self, *linears: Any) -> int:
+        """Pack products that share their input, one below the other; the model's own copies go."""
+        packed = self._kernels.pack(torch.cat([linear.weight.detach() for linear in linears]))
+        for linear in linears:
+            linear.weight = None
+        self._kept.append(packed)
+        return packed.data_ptr()
+
+    def _floats(self, weights: torch.Tensor) -> torch.Tensor:
+        floats = weights.detach().float().contiguous()
+        self._kept.append(floats)
+        return floats
+
+
+class _Space:
+    """Buffers of a step of up to `rows` rows."""
+
+    def __init__(self, rows: int, config: Any, shape: AttentionShape) -> None:
+        self.rows = rows
+        query = shape.query_heads * shape.head_dim
+        widths = {
+            "inputs": config.hidden_size,
+            "attended": query,
+            "activated": config.intermediate_size,
+            "qkv": query + 2 * shape.kv_heads * shape.head_dim,
+            "queries": query,
+            "outputs": query,
+            "gate_up": 2 * config.intermediate_size,
+        }
+        self._kept = {name: torch.zeros(rows * width) for name, width in widths.items()}
+        self.buffers = Space(**{name: kept.data_ptr() for name, kept in self._kept.items()})
