@@ -110,7 +110,9 @@ class CacheMachine:
                 commands = []
                 if not self.pool.total:
                     self._lay_out(event.pages)
-        return commands + self._changes()
+        if self.pool.changed:
+            commands += self._changes()
+        return commands
 
     # -- puts ----------------------------------------------------------------------------------------------------------
 

@@ -64,12 +64,16 @@ class RequestMachine:
     # -- the table ---------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        self._commands = []
+        commands: list[Command] = []
+        self._commands = commands
         handler = self._handler(event)
         self._story.append((now, self.phase, type(event).__name__))
         handler(self, event, now)
-        self._set_timer()
-        return self._commands
+        at = self.next_timer()
+        if at < self._timer:  # a sooner one that is out already serves as well
+            self._timer = at
+            commands.append(ev.SetTimer(at))
+        return commands
 
     def _handler(self, event: Event) -> Callable[[RequestMachine, Any, float], None]:
         if self.phase == "ended":
@@ -347,12 +351,6 @@ class RequestMachine:
         if self.phase == "running" and not self._bus_down:
             return min(self._deadline, self._current().quiet_until(self.config))
         return self._deadline
-
-    def _set_timer(self) -> None:
-        at = self.next_timer()
-        if at < self._timer:  # a sooner one that is out already serves as well
-            self._timer = at
-            self._commands.append(ev.SetTimer(at))
 
     def _left(self, now: float) -> float:
         return max(0.0, self._deadline - now)

@@ -190,10 +190,13 @@ class BlockPool:
         """Every key that can be read now."""
         return tuple(self._by_key)
 
+    @property
+    def changed(self) -> bool:
+        """Whether there are changes to take."""
+        return bool(self._stored or self._removed)
+
     def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
         """Net (stored, removed) keys since the last call."""
-        if not self._stored and not self._removed:
-            return (), ()
         changes = tuple(self._stored), tuple(self._removed)
         self._stored, self._removed = {}, {}
         return changes

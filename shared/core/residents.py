@@ -65,7 +65,8 @@ class Residents(ABC, Generic[S]):
         self._commands = commands
         self._handlers[type(event)](event, now)
         self._advance(now)
-        self._publish_blocks()
+        if self.pool.changed:
+            self._publish_blocks()
         if self._outbox:
             commands[:0] = [w.SendTokens(gateway, tuple(deltas)) for gateway, deltas in self._outbox.items()]
             self._outbox = {}
@@ -251,9 +252,8 @@ class Residents(ABC, Generic[S]):
 
     def _publish_blocks(self) -> None:
         stored, removed = self.pool.take_changes()
-        if stored or removed:
-            self._blocks_seq += 1
-            self._commands.append(w.PublishBlocks(self._blocks_seq, stored, removed))
+        self._blocks_seq += 1
+        self._commands.append(w.PublishBlocks(self._blocks_seq, stored, removed))
 
     def _on_snapshot_wanted(self, event: w.SnapshotWanted, now: float) -> None:
         self._commands.append(w.PublishSnapshot(self._blocks_seq, self.pool.keys()))

@@ -83,14 +83,18 @@ class Sequence(Struct, kw_only=True, eq=False):
         return known, answered
 
     def hold(self, tokens: tuple[int, ...]) -> bool:
-        """Append tokens and hold them back until the answer's last. False, and no change, if that is among them."""
-        said = self.answer.tokens
-        if len(said) + len(tokens) >= self.max_new_tokens or not tokens or not self.sampling.ignore_eos:
+        """Append sampled tokens and hold them back until the answer's last. False, and no change, if the first or the
+        last is among them."""
+        prompt, before = self.prompt_tokens, self.wanted
+        wanted = before + len(tokens)
+        if not prompt < before < wanted < prompt + self.max_new_tokens or not self.sampling.ignore_eos:
             return False
+        said = self.answer.tokens
         if self.unsent < 0:
             self.unsent = len(said)
         said += tokens
-        self.wanted += len(tokens)
+        self.wanted = wanted
+        self.computed = wanted - 1
         return True
 
     def held_back(self) -> TokenDelta | None:

@@ -155,12 +155,15 @@ class WorkerMachine(Residents[S]):
         self.counters["steps"] += event.steps
         if self.worker.fit_cost:
             self._learn(results, event)
-        generated = 0
+        generated, holding = 0, not self.worker.stream_tokens
         for sequence, tokens, result in results:
             if sequence.computed >= sequence.prompt_tokens and not (
                 result.error or sequence.ended or sequence.void
             ):  # nearly always
-                generated += self._take(sequence, result, now)
+                if holding and sequence.hold(result.tokens):
+                    generated += len(result.tokens)
+                else:
+                    generated += self._take(sequence, result, now)
                 continue
             sequence.void = bool(result.error)
             prompt = not sequence.decoding
@@ -183,9 +186,6 @@ class WorkerMachine(Residents[S]):
     def _take(self, sequence: S, result: SequenceResult, now: float) -> int:
         """The sequence's known tokens were all computed: it has sampled. Returns how many it has more."""
         before = sequence.wanted
-        if not self.worker.stream_tokens and before > sequence.prompt_tokens and sequence.hold(result.tokens):
-            sequence.computed = sequence.wanted - 1
-            return sequence.wanted - before
         delta = sequence.take(result.tokens, result.logprobs)
         if delta is None:
             self._end(sequence, now, "failed", "the engine sampled no token")
@@ -227,20 +227,20 @@ class WorkerMachine(Residents[S]):
         running, waiting, batch_tokens = self._tally()
         pool = self.pool
         return NodeLoad(
-            node=self.worker.node,
-            incarnation=self.worker.incarnation,
-            role=self.role,
-            seq=seq,
-            stage="draining" if self.draining else stage,
-            running=running,
-            waiting=waiting,
+            self.worker.node,
+            self.worker.incarnation,
+            self.role,
+            seq,
+            "draining" if self._drain_deadline is not None else stage,
+            running,
+            waiting,
             kv_blocks=pool.total,
             kv_blocks_held=pool.held,
             kv_blocks_cached=pool.cached,
-            queue_s=max(0.0, self._backlog_s),
+            queue_s=self._backlog_s if self._backlog_s > 0.0 else 0.0,
             batch_tokens=batch_tokens,
             attempts=self.attempts(),
-            counters=dict(self.counters),
+            counters=self.counters.copy(),
             block_events_seq=self._blocks_seq,
             cost=self.cost if self.worker.fit_cost else None,
             cost_samples=self._fit.samples(self.cost_kind),

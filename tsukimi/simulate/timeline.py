@@ -33,9 +33,10 @@ class Timeline:
 
     def run(self) -> None:
         heap, messages = self._heap, self._messages
+        next_message = messages.popleft
         while heap or messages:
             if messages and (not heap or messages[0] < heap[0]):
-                self.now, _, callback, argument = messages.popleft()
+                self.now, _, callback, argument = next_message()
             else:
                 self.now, _, callback, argument = heappop(heap)
             callback(argument)
