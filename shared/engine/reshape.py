@@ -1,7 +1,7 @@
 """What a request does to the logits before the draw: penalties, then its bias, then bans by grammar and for the length.
 
-Every row is a function of its own logits, parameters and past. Whole batches are changed at once, in float64; counts are
-whole numbers, so no order of summation matters.
+Every row is a function of its own logits, parameters and past, in float64; counts are whole numbers, so no order of
+summation matters. Only what a request names is touched, for all rows at once; a grammar alone goes over its whole row.
 """
 
 from __future__ import annotations
@@ -74,13 +74,15 @@ def _count(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     ]
     if not counted:
         return
-    which = [i for i, _ in counted]
-    at = _pairs([(k, ids) for k, (_, ids) in enumerate(counted)], logits.device)
-    counts = torch.zeros((len(which), logits.shape[1]), dtype=logits.dtype, device=logits.device)
-    counts.index_put_(at, torch.ones_like(at[0], dtype=logits.dtype), accumulate=True)
-    frequency = _column([rows[i].params.frequency_penalty for i in which], logits)[:, None]
-    presence = _column([rows[i].params.presence_penalty for i in which], logits)[:, None]
-    logits[which] -= counts * frequency + (counts > 0) * presence
+    vocab = logits.shape[1]
+    keys, counts = np.unique(np.concatenate([i * vocab + ids for i, ids in counted]), return_counts=True)
+    rows_at, ids_at = np.divmod(keys, vocab)
+    frequency, presence = (
+        np.array([getattr(row.params, name) for row in rows])[rows_at]
+        for name in ("frequency_penalty", "presence_penalty")
+    )
+    at = torch.from_numpy(rows_at).to(logits.device), torch.from_numpy(ids_at).to(logits.device)
+    logits[at] -= torch.from_numpy(counts * frequency + presence).to(logits.device)
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
@@ -99,16 +101,12 @@ def _force(bias: float) -> float:
 def _restrict(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     """To what grammars allow."""
     which = [i for i, row in enumerate(rows) if row.allowed is not None]
-    if not which:
-        return
     vocab = logits.shape[1]
     size = (vocab + 7) // 8
-    packed = b"".join((rows[i].allowed or b"")[:size].ljust(size, b"\0") for i in which)
-    bits = np.unpackbits(
-        np.frombuffer(packed, np.uint8).reshape(len(which), size), axis=1, count=vocab, bitorder="little"
-    )
-    allowed = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
-    logits[which] = logits[which].masked_fill(~allowed, -torch.inf)
+    for i in which:
+        allowed = np.frombuffer((rows[i].allowed or b"")[:size].ljust(size, b"\0"), np.uint8)
+        banned = np.unpackbits(~allowed, count=vocab, bitorder="little").view(np.bool_)
+        logits[i].masked_fill_(torch.from_numpy(banned).to(logits.device), -torch.inf)
 
 
 def _lengthen(logits: torch.Tensor, rows: Sequence[Row]) -> None:

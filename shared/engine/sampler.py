@@ -53,7 +53,7 @@ class Sampler:
                 good.append(i)
         if not good:
             return None, errors
-        new = logits[good].double()
+        new = (logits if len(good) == len(logits) else logits[good]).double()
         reshape(new, rows)
         return Changed(good, new), errors
 

@@ -33,13 +33,16 @@ class Changed(Struct, frozen=True):
     logits: torch.Tensor
     """[len(rows), vocab], float64."""
 
-    def put_into(self, picked: torch.Tensor, which: Sequence[int]) -> None:
-        """`picked` holds rows `which` of the batch."""
-        at = {row: i for i, row in enumerate(which)}
-        pairs = [(at[row], i) for i, row in enumerate(self.rows) if row in at]
-        if pairs:
-            to, source = zip(*pairs, strict=True)
-            picked[list(to)] = self.logits[list(source)]
+    def of(self, logits: torch.Tensor, which: list[int]) -> torch.Tensor:
+        """Rows `which` of the batch, those of `logits` where they are not changed."""
+        if which == self.rows:
+            return self.logits
+        picked = logits[which].double()
+        at = {row: i for i, row in enumerate(self.rows)}
+        for i, row in enumerate(which):
+            if row in at:
+                picked[i] = self.logits[at[row]]
+        return picked
 
 
 def draw(
@@ -57,17 +60,14 @@ def draw(
             if sound[row] and not some:
                 sound[row], drawn[row] = False, Drawn(error="no token is allowed")
     rows = [row for row, ok in enumerate(sound) if ok]
-    tokens = dict(zip(rows, logits[rows].argmax(dim=1).tolist(), strict=True))
+    tokens = dict(enumerate(_argmax(logits)))
     if changed is not None:
-        best = zip(changed.rows, changed.logits.argmax(dim=1).tolist(), strict=True)
-        tokens.update((row, token) for row, token in best if sound[row])
+        tokens.update(zip(changed.rows, _argmax(changed.logits), strict=True))
     warm = [row for row in rows if params[row].temperature > 0]
     if warm:
         at = [uniform(params[row].seed, positions[row]) for row in warm]
-        heat = logits[warm].double()
-        if changed is not None:
-            changed.put_into(heat, warm)
-        chosen = _inverse_cdf(_weights(heat, [params[row] for row in warm]), at)
+        drawn_from = logits[warm].double() if changed is None else changed.of(logits, warm)
+        chosen = _inverse_cdf(_weights(drawn_from, [params[row] for row in warm]), at)
         tokens.update(zip(warm, chosen, strict=True))
     wanted = [row for row in rows if params[row].top_logprobs is not None]
     told = dict(
@@ -82,27 +82,38 @@ def draw(
     return drawn
 
 
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """Of every row, the lowest id of the best. numpy is many times faster on the CPU."""
+    if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
+        return [int(token) for token in logits.numpy().argmax(axis=1)]
+    return [int(token) for token in logits.argmax(dim=1).tolist()]
+
+
 def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Unnormalised probabilities [rows, vocab] after temperature, then min_p, top_k, top_p; ties at a cut are kept."""
+    """Unnormalised probabilities [rows, vocab] after temperature, then min_p, top_k, top_p; ties at a cut are kept.
+    Takes the place of `logits`: at this size new memory costs more than arithmetic."""
     temperature = logits.new_tensor([p.temperature for p in params])[:, None]
-    weights = torch.exp((logits - logits.amax(dim=1, keepdim=True)) / temperature)
+    weights = logits.sub_(logits.amax(dim=1, keepdim=True)).div_(temperature).exp_()
     vocab = weights.shape[1]
     cut = [row for row, p in enumerate(params) if p.min_p > 0]
     if cut:
-        least = weights.new_tensor([min(params[row].min_p, 1.0) for row in cut])[:, None]
-        weights[cut] = torch.where(weights[cut] >= least, weights[cut], 0.0)
-    cut_k = [(row, p.top_k) for row, p in enumerate(params) if 0 < p.top_k < vocab]
-    if cut_k:
-        rows = [row for row, _ in cut_k]
-        best = weights[rows].topk(max(k for _, k in cut_k), dim=1).values
-        last = best.gather(1, torch.tensor([[k - 1] for _, k in cut_k], device=weights.device))
-        weights[rows] = torch.where(weights[rows] >= last, weights[rows], 0.0)
-    cut_p = [row for row, p in enumerate(params) if p.top_p < 1]
-    if cut_p:
-        kept = weights[cut_p]
-        threshold = _nucleus(kept, kept.new_tensor([max(0.0, params[row].top_p) for row in cut_p]))
-        weights[cut_p] = torch.where(kept >= threshold[:, None], kept, 0.0)
+        _cut(weights, cut, weights.new_tensor([min(params[row].min_p, 1.0) for row in cut]))
+    cut = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
+    if cut:
+        last = weights.new_tensor([[params[row].top_k - 1] for row in cut]).long()
+        best = weights[cut].topk(int(last.max()) + 1, dim=1).values
+        _cut(weights, cut, best.gather(1, last)[:, 0])
+    cut = [row for row, p in enumerate(params) if p.top_p < 1]
+    if cut:
+        wanted = weights.new_tensor([max(0.0, params[row].top_p) for row in cut])
+        _cut(weights, cut, _nucleus(weights[cut], wanted))
     return weights
+
+
+def _cut(weights: torch.Tensor, rows: Sequence[int], least: torch.Tensor) -> None:
+    """Of each of the rows, drop what weighs less."""
+    for row, threshold in zip(rows, least.unbind(), strict=True):
+        weights[row].masked_fill_(weights[row] < threshold, 0.0)
 
 
 def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -124,8 +135,8 @@ def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_cdf(weights: torch.Tensor, at: Sequence[float]) -> list[int]:
-    """The token whose interval of the cumulated weights, in order of ids, holds each of `at` in [0, 1)."""
-    cumulated = weights.cumsum(dim=1)
+    """The token whose interval of the cumulated weights, in order of ids, holds each of `at` in [0, 1). Spoils them."""
+    cumulated = weights.cumsum_(dim=1)
     total = cumulated[:, -1]
     target = torch.minimum(total * total.new_tensor(at), torch.nextafter(total, torch.zeros_like(total)))
     found: list[int] = torch.searchsorted(cumulated, target[:, None], right=True)[:, 0].tolist()
