@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -73,6 +74,36 @@ async def test_pitfall_1_10_a_stop_string_met_by_the_first_token(house: House) -
     assert got.texts == [""]
     assert got.usage is not None
     assert got.usage["completion_tokens"] == 1
+
+
+SHAPES: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+    ({"guided_regex": r"\d{3}-\d{4}"}, r"\d{3}-\d{4}"),
+    ({"structured_outputs": {"choice": ["maybe", "never"]}}, "maybe|never"),
+]
+
+
+@pytest.mark.parametrize(("shape", "looks"), SHAPES)
+async def test_structured_output_is_the_same_by_every_route(
+    house: House, shape: dict[str, Any], looks: str
+) -> None:
+    got = await house.ask_all("chat", user("any") | {"seed": 3, "max_tokens": 300} | shape)
+    assert re.fullmatch(looks, got.texts[0])
+    assert got.finishes == ["stop"]
+
+
+async def test_penalties_and_bans_are_the_same_by_every_route(house: House) -> None:
+    body = {"prompt": "abc", "max_tokens": 20, "temperature": 0}
+    plain = await house.ask_all("completion", body)
+    assert (await house.ask_all("completion", body | {"frequency_penalty": 2.0})).texts != plain.texts
+    banned = {str(ord(c)): -100 for c in set(plain.texts[0])}
+    without = await house.ask_all("completion", body | {"logit_bias": banned})
+    assert not set(without.texts[0]) & set(plain.texts[0])
+    ended = await house.ask_all(
+        "completion", body | {"stop_token_ids": [ord(plain.texts[0][5])], "min_tokens": 6}
+    )
+    assert ended.finishes == ["stop"] or ended.usage["completion_tokens"] == 20  # type: ignore[index]
+    assert plain.texts[0][5] not in ended.texts[0][6:]
 
 
 async def test_pitfall_3_8_several_choices_are_the_same_by_every_route(house: House) -> None:

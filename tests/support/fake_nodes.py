@@ -11,9 +11,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from shared.core.blocks import unpack_tokens
+from shared.core.blocks import pack_tokens, unpack_tokens
+from shared.core.steps import SequenceStep
 from shared.engine.toy import toy_spec
-from shared.engine.toy_choice import pick
+from shared.engine.toy_choice import pick, shape, toy_follower
 from shared.engine.toy_text import ScriptedFailure, Transcript, next_logits
 from shared.io.bus import Bus, Subscription
 from shared.protocol import subjects
@@ -56,10 +57,17 @@ class Work(Struct):
     cached: int | None = None
 
 
-def next_token(tokens: list[int], sampling: SamplingParams) -> tuple[int, TokenLogprob | None]:
+def next_token(
+    tokens: list[int], sampling: SamplingParams, answered: int = 0
+) -> tuple[int, TokenLogprob | None]:
+    """`answered`: how many of the last tokens are the answer's."""
     transcript = Transcript(bytes(t & 0xFF for t in tokens), bytes(t >> 8 for t in tokens))
     content = blake2b(repr(tokens).encode(), digest_size=16).digest()
-    return pick(next_logits(transcript, content), sampling, len(tokens))
+    logits = next_logits(transcript, content)
+    if not sampling.reshapes:
+        return pick(logits, sampling, len(tokens))
+    step = SequenceStep("", len(tokens) - 1, 1, b"", (), sampling, pack_tokens(tokens), answered)
+    return pick(logits, sampling, len(tokens), shape(logits, step, toy_follower(), content))
 
 
 class FakeNode:
@@ -180,7 +188,8 @@ class FakeNode:
 
     def _step(self, work: Work, so_far: list[int]) -> None:
         try:
-            token, logprob = next_token(work.prompt + so_far + work.made, work.sampling)
+            answered = work.first_index + len(work.made)
+            token, logprob = next_token(work.prompt + so_far + work.made, work.sampling, answered)
         except ScriptedFailure as failure:
             work.finish, work.error = "failed", str(failure)
             return
