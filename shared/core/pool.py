@@ -11,22 +11,12 @@ it at the same time): the first keeps the key, the other is freed when released.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, KeysView, Sequence
 
 from shared.core.blocks import longest_run
 from shared.core.eviction import EvictionPolicy, Lru, PageUse
 from shared.protocol.ids import BlockKey
-
-
-class _Page(PageUse):
-    __slots__ = ("parent", "stamp")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parent: BlockKey | None = None
-        self.stamp = 0
-        """Names the page's live entry in the eviction heap; 0: none."""
-
 
 Entry = tuple[int, ...]
 """(*rank, stamp, page) in the eviction heap: flat, since comparing them is what takes the time."""
@@ -41,11 +31,18 @@ class BlockPool:
         self._policy = policy or Lru()
         self._refs = [0] * pages
         self._keys: list[BlockKey | None] = [None] * pages
-        self._pages = [_Page() for _ in range(pages)]
-        """The rest of what is known of those that have keys."""
+        self._uses = [PageUse() for _ in range(pages)]
+        self._parents: list[BlockKey | None] = [None] * pages
+        self._above = [-1] * pages
+        """The page of a block's parent; -1: there is no such page."""
+        self._children = [0] * pages
+        """How many pages have a page above them."""
+        self._orphans: dict[BlockKey, dict[int, None]] = {}
+        """Parent that is not here -> pages of its children: hardly ever any."""
+        self._stamps = [0] * pages
+        """Names the page's live entry in the eviction heap; 0: none."""
         self._free = list(range(pages - 1, -1, -1))
         self._by_key: dict[BlockKey, int] = {}
-        self._children: dict[BlockKey, int] = {}
         self._cached = 0
         self._heap: list[Entry] = []
         self._clock = 0
@@ -56,7 +53,7 @@ class BlockPool:
 
     @property
     def total(self) -> int:
-        return len(self._pages)
+        return len(self._refs)
 
     @property
     def free(self) -> int:
@@ -73,7 +70,7 @@ class BlockPool:
 
     @property
     def held(self) -> int:
-        return len(self._pages) - len(self._free) - self._cached
+        return len(self._refs) - len(self._free) - self._cached
 
     # -- holding pages ---------------------------------------------------------------------------------------------
 
@@ -105,40 +102,38 @@ class BlockPool:
 
     def pin(self, pages: Iterable[int]) -> None:
         """Hold pages once more. Each must be held or cached."""
-        table, refs, revived = self._pages, self._refs, 0
-        for number in pages:
-            page, held = table[number], refs[number]
+        uses, refs, revived = self._uses, self._refs, 0
+        for page in pages:
+            held = refs[page]
             if held == 0:
-                if self._keys[number] is None:
-                    raise ValueError(f"page {number} is free")
+                if self._keys[page] is None:
+                    raise ValueError(f"page {page} is free")
                 revived += 1
-                page.stamp = 0
-            refs[number] = held + 1
-            page.uses += 1
+                self._stamps[page] = 0
+            refs[page] = held + 1
+            uses[page].uses += 1
         self._cached -= revived
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock = clock = self._clock + 1
-        table, refs, keys, free, children = self._pages, self._refs, self._keys, self._free, self._children
-        for number in reversed(pages):
-            left = refs[number] - 1
+        refs, keys, uses, children, free = self._refs, self._keys, self._uses, self._children, self._free
+        for page in reversed(pages):
+            left = refs[page] - 1
             if left < 0:
-                raise ValueError(f"page {number} is not held")
-            refs[number] = left
+                raise ValueError(f"page {page} is not held")
+            refs[page] = left
             if left:
                 continue
-            key = keys[number]
-            if key is None:
-                free.append(number)
+            if keys[page] is None:
+                free.append(page)
                 continue
             self._cached += 1
-            page = table[number]
-            page.used_at = clock
-            if key not in children:
-                heapq.heappush(self._heap, self._entry(number, page))
-        if len(self._heap) > 2 * len(table) + 64:
-            self._heap = [e for e in self._heap if table[e[-1]].stamp == e[-2]]
+            uses[page].used_at = clock
+            if not children[page]:
+                heapq.heappush(self._heap, self._entry(page))
+        if len(self._heap) > 2 * len(refs) + 64:
+            self._heap = [e for e in self._heap if self._stamps[e[-1]] == e[-2]]
             heapq.heapify(self._heap)
 
     # -- what pages contain ----------------------------------------------------------------------------------------
@@ -151,25 +146,38 @@ class BlockPool:
         """`register` for many (page, key, parent); how many of them are new."""
         if not self.keeps:
             return 0
-        table, refs, keys, by_key, children = self._pages, self._refs, self._keys, self._by_key, self._children
-        stored, removed, before = self._stored, self._removed, self._clock
-        for number, key, parent in blocks:
-            if refs[number] <= 0:
-                raise ValueError(f"page {number} is not held")
+        refs, keys, by_key, before = self._refs, self._keys, self._by_key, self._clock
+        stored, removed = self._stored, self._removed
+        for page, key, parent in blocks:
+            if refs[page] <= 0:
+                raise ValueError(f"page {page} is not held")
             if key in by_key:
                 continue
-            if keys[number] is not None:
-                raise ValueError(f"page {number} already contains another block")
+            if keys[page] is not None:
+                raise ValueError(f"page {page} already contains another block")
             self._clock += 1
-            page = table[number]
-            page.parent, page.stored_at, page.uses = parent, self._clock, 1
-            keys[number] = key
-            by_key[key] = number
+            use = self._uses[page]
+            use.stored_at, use.uses = self._clock, 1
+            keys[page] = key
+            by_key[key] = page
             if parent is not None:
-                children[parent] = children.get(parent, 0) + 1
+                self._parents[page] = parent
+                above = by_key.get(parent, -1)
+                if above >= 0:
+                    self._above[page] = above
+                    self._children[above] += 1
+                else:
+                    self._orphans.setdefault(parent, {})[page] = None
+            if self._orphans and key in self._orphans:
+                self._adopt(page, self._orphans.pop(key))
             if not removed or removed.pop(key, True):
                 stored[key] = None
         return self._clock - before
+
+    def _adopt(self, page: int, children: Iterable[int]) -> None:
+        for child in children:
+            self._above[child] = page
+            self._children[page] += 1
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
@@ -203,16 +211,15 @@ class BlockPool:
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
-    def _entry(self, number: int, page: _Page) -> Entry:
+    def _entry(self, page: int) -> Entry:
         """Makes a cached page, which no child needs, a candidate: the entry is for the heap."""
-        self._clock += 1
-        page.stamp = self._clock
-        return (*self._policy.rank(page), page.stamp, number)
+        self._clock = self._stamps[page] = stamp = self._clock + 1
+        return (*self._policy.rank(self._uses[page]), stamp, page)
 
     def _make_room(self, count: int) -> None:
         """Evict the lowest candidates until `count` pages are free. Mostly whole chains go, from their ends: a parent
         that became a candidate meets the heap only in the search for the next one."""
-        pages, keys, children, free, heap = self._pages, self._keys, self._children, self._free, self._heap
+        stamps, children, free, heap = self._stamps, self._children, self._free, self._heap
         entry: Entry | None = None
         while len(free) < count:
             if entry is not None:
@@ -222,45 +229,52 @@ class BlockPool:
             else:
                 self._evict_ancestor()
                 continue
-            number = entry[-1]
-            page = pages[number]
-            fresh = page.stamp == entry[-2] and keys[number] not in children
-            entry = self._evict(number, page) if fresh else None
+            page = entry[-1]
+            entry = self._evict(page) if stamps[page] == entry[-2] and not children[page] else None
         if entry is not None:
             heapq.heappush(heap, entry)
 
     def _evict_ancestor(self) -> None:
         """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
-        pages = self._pages
-        ranked = ((self._policy.rank(pages[n]), n) for n in self._by_key.values() if self._refs[n] == 0)
-        number = min(ranked)[1]
-        entry = self._evict(number, pages[number])
+        cached = [page for page in self._by_key.values() if self._refs[page] == 0]
+        page = min(cached, key=lambda page: (self._policy.rank(self._uses[page]), page))
+        key = self._keys[page]
+        assert key is not None
+        children = {child: None for child, above in enumerate(self._above) if above == page}
+        if children:
+            self._orphans[key] = children
+            self._children[page] = 0
+            for child in children:
+                self._above[child] = -1
+        entry = self._evict(page)
         if entry is not None:
             heapq.heappush(self._heap, entry)
 
-    def _evict(self, number: int, page: _Page) -> Entry | None:
-        """Returns the entry of its parent if that is a candidate now."""
-        key, parent = self._keys[number], page.parent
+    def _evict(self, page: int) -> Entry | None:
+        """Of a page that no page has above it. Returns the entry of its parent if that is a candidate now."""
+        key, above = self._keys[page], self._above[page]
         assert key is not None
-        by_key, children = self._by_key, self._children
-        del by_key[key]
+        del self._by_key[key]
         if not self._stored or self._stored.pop(key, True):
             self._removed[key] = None
-        self._keys[number] = page.parent = None
-        page.stamp = 0
+        self._keys[page] = None
+        self._stamps[page] = 0
         self._cached -= 1
-        self._free.append(number)
-        if parent is None:
+        self._free.append(page)
+        if above < 0:
+            self._leave_orphans(page)
             return None
-        left = children[parent] - 1
-        if left:
-            children[parent] = left
-            return None
-        del children[parent]
-        above = by_key.get(parent)
-        if above is None or self._refs[above]:
-            return None
-        return self._entry(above, self._pages[above])
+        self._above[page], self._parents[page] = -1, None
+        self._children[above] = left = self._children[above] - 1
+        return None if left or self._refs[above] else self._entry(above)
+
+    def _leave_orphans(self, page: int) -> None:
+        """An evicted page no longer waits for its parent, if it has one."""
+        parent, self._parents[page] = self._parents[page], None
+        if parent is not None:
+            del self._orphans[parent][page]
+            if not self._orphans[parent]:
+                del self._orphans[parent]
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
@@ -271,16 +285,20 @@ class BlockPool:
         assert all(refs >= 0 for refs in self._refs), "a page is held less than never"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert not set(self._free) & (set(held) | set(cached)), "a page is free and in use"
-        assert len(self._free) + len(cached) + len(held) == len(self._pages), "pages were lost"
+        assert len(self._free) + len(cached) + len(held) == len(table), "pages were lost"
         assert self._cached == len(cached), f"{self._cached} cached counted, {len(cached)} found"
         keyed = {key: n for n, key in enumerate(self._keys) if key is not None}
         assert keyed == self._by_key, "keys and pages do not map one to one"
-        children: dict[BlockKey, int] = {}
-        for number in keyed.values():
-            parent = self._pages[number].parent
-            if parent is not None:
-                children[parent] = children.get(parent, 0) + 1
-        assert children == self._children, "child counts are wrong"
-        candidates = {e[-1] for e in self._heap if self._pages[e[-1]].stamp == e[-2]}
-        leaves = {n for n in cached if self._keys[n] not in children}
+        self._check_chains(keyed)
+        candidates = {e[-1] for e in self._heap if self._stamps[e[-1]] == e[-2]}
+        leaves = {n for n in cached if not self._children[n]}
         assert leaves <= candidates, "an evictable page is not among the candidates"
+
+    def _check_chains(self, keyed: dict[BlockKey, int]) -> None:
+        parents = {page: self._parents[page] for page in keyed.values()}
+        above = {page: -1 if key is None else keyed.get(key, -1) for page, key in parents.items()}
+        assert above == {page: self._above[page] for page in keyed.values()}, "a page's parent is another"
+        counted = Counter(above.values())
+        assert self._children == [counted[page] for page in range(self.total)], "child counts are wrong"
+        orphans = {p for p, key in parents.items() if key is not None and key not in keyed}
+        assert orphans == {p for pages in self._orphans.values() for p in pages}, "orphans were lost"

@@ -52,7 +52,9 @@ class Stepper(Generic[S]):
         if plan is None:
             return None
         if len(event.results) == len(plan):
-            rows = [(s, n, r) for (s, n), r in zip(plan, event.results, strict=True) if s.attempt == r.attempt]
+            rows = [
+                (s, n, r) for (s, n), r in zip(plan, event.results, strict=True) if s.attempt == r.attempt
+            ]
             if len(rows) == len(plan):  # nearly always
                 return rows
         by_attempt = {r.attempt: r for r in event.results}

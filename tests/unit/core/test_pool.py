@@ -107,6 +107,25 @@ def test_an_ancestor_of_a_held_copy_can_be_evicted_when_nothing_else_is_left() -
     pool.check()
 
 
+def test_a_parent_that_comes_back_is_kept_for_the_children_that_stayed() -> None:
+    pool = BlockPool(4)
+    keys = CHAINS[0][:2]
+    stored(pool, keys[:1])
+    own = pool.allocate(2)
+    assert own is not None
+    pool.register(own[1], keys[1], keys[0])
+    rest = pool.allocate(2)
+    assert rest is not None
+    assert pool.key_of(own[1]) == keys[1]
+    pool.check()
+    pool.register(own[0], keys[0], None)
+    pool.check()
+    pool.unpin(own)
+    assert pool.allocate(1) is not None
+    assert pool.keys() == (keys[0],)
+    pool.check()
+
+
 def test_changes_are_net() -> None:
     pool = BlockPool(1)
     stored(pool, CHAINS[0][:1])
