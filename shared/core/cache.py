@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from msgspec import Struct
 
@@ -50,8 +51,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
 
 
 class _Put(Struct):
-    wanted: dict[int, tuple[int, BlockKey, BlockKey | None]]
-    """Index -> (page, key, parent); keys as the pool knows them."""
+    wanted: tuple[int, ...]
+    """Indexes of the blocks to write among those offered."""
+    blocks: list[tuple[int, BlockKey, BlockKey | None]]
+    """Their (page, key, parent); keys as the pool knows them."""
     expires_at: float
     fencing: bool = False
     """Its lease is over; the pages come back once no thread writes into them."""
@@ -134,13 +137,14 @@ class CacheMachine:
         self._count("blocks_refused", len(lacking) - len(pages))
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
-        wanted = {
-            i: (page, full[i], full[i - 1] if i else None) for i, page in zip(lacking, pages, strict=False)
-        }
-        coming.update(dict.fromkeys([full[i] for i in wanted], event.landing))
+        wanted = tuple(lacking[: len(pages)])
+        keys = [full[i] for i in wanted]
+        parents = [full[i - 1] if i else None for i in wanted]
+        coming.update(dict.fromkeys(keys, event.landing))
         self._put_pages += len(pages)
-        self._puts[event.landing] = _Put(wanted, now + self.config.put_lease_s)
-        return [c.GrantPut(event.landing, tuple(wanted), tuple(pages))]
+        blocks = list(zip(pages, keys, parents, strict=True))
+        self._puts[event.landing] = _Put(wanted, blocks, now + self.config.put_lease_s)
+        return [c.GrantPut(event.landing, wanted, tuple(pages))]
 
     def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
         for landing in landings:
@@ -153,13 +157,10 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        came = []
-        for i, block in put.wanted.items():
-            checksum = event.checksums.get(i)
-            if checksum is not None:
-                self._checksums[block[0]] = checksum
-                came.append(block)
-        stored = self.pool.register_all(came)
+        came = [i in event.checksums for i in put.wanted]
+        for (page, _, _), i in compress(zip(put.blocks, put.wanted, strict=True), came):
+            self._checksums[page] = event.checksums[i]
+        stored = self.pool.register_all(compress(put.blocks, came))
         self._count("blocks_stored", stored)
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
@@ -174,14 +175,14 @@ class CacheMachine:
         if put is not None:
             if not put.fencing:
                 self._stop_coming(put)
-            pages = [page for page, _, _ in put.wanted.values()]
+            pages = [page for page, _, _ in put.blocks]
             self._put_pages -= len(pages)
             self.pool.unpin(pages)
         return []
 
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
-        for _, key, _ in put.wanted.values():
+        for _, key, _ in put.blocks:
             coming.pop(key, None)  # a put may name a block twice
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ class CacheMachine:
 
     def check(self) -> None:
         self.pool.check()
-        put_pages = [page for put in self._puts.values() for page, _, _ in put.wanted.values()]
+        put_pages = [page for put in self._puts.values() for page, _, _ in put.blocks]
         assert len(set(put_pages)) == len(put_pages), "two puts write into one page"
         assert len(put_pages) == self._put_pages, (
             f"{self._put_pages} pages of puts counted, {len(put_pages)} found"
@@ -259,7 +260,7 @@ class CacheMachine:
             key: landing
             for landing, put in self._puts.items()
             if not put.fencing
-            for _, key, _ in put.wanted.values()
+            for _, key, _ in put.blocks
         }
         assert coming == self._coming, "keys on their way and open puts disagree"
 

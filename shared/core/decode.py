@@ -87,18 +87,12 @@ class DecodeMachine(ReservingMachine):
 
     def _repeats(self, plan: list[tuple[DecodeSequence, int]]) -> int:
         """How many steps may run before anything has to change."""
-        repeats = 1 if self._stalled else self.config.max_repeat
+        if self._stalled or [s for s, _ in plan if s.computed < s.prompt_tokens]:
+            return 1
         block_tokens = self.worker.block_tokens
-        for s, _ in plan:
-            computed, prompt = s.computed, s.prompt_tokens
-            if computed < prompt:
-                return 1
-            wanted, room = prompt + s.max_new_tokens - s.wanted, len(s.pages) * block_tokens - computed
-            if wanted < repeats:
-                repeats = wanted
-            if room < repeats:
-                repeats = room
-        return repeats
+        wanted = min([s.prompt_tokens + s.max_new_tokens - s.wanted for s, _ in plan])
+        room = min([len(s.pages) * block_tokens - s.computed for s, _ in plan])
+        return min(wanted, room, self.config.max_repeat)
 
     def _grew(self, tokens: int) -> None:
         self._kv_tokens += tokens

@@ -118,6 +118,11 @@ class BlockPool:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock = clock = self._clock + 1
         refs, keys, uses, children, free = self._refs, self._keys, self._uses, self._children, self._free
+        if not self._by_key and set(map(refs.__getitem__, pages)) == {1} and len(set(pages)) == len(pages):
+            for page in pages:
+                refs[page] = 0
+            free.extend(reversed(pages))
+            return
         for page in reversed(pages):
             left = refs[page] - 1
             if left < 0:

@@ -30,7 +30,9 @@ class Flow:
 
     __slots__ = ("_at", "argument", "done", "finish_at", "left_bytes", "links", "rate", "version")
 
-    def __init__(self, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any) -> None:
+    def __init__(
+        self, now: float, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any
+    ) -> None:
         self.links = links
         self.left_bytes = size_bytes
         self.done = done
@@ -38,16 +40,16 @@ class Flow:
         self.rate = 0.0
         self.finish_at = float("inf")
         self.version = 0
-        self._at = 0.0
+        self._at = now
 
     def advance_to(self, now: float) -> None:
-        moved = (
-            self.left_bytes if now >= self.finish_at else min(self.left_bytes, self.rate * (now - self._at))
-        )
-        self.left_bytes -= moved
-        for link in self.links:
-            link.moved_bytes += moved
+        left = self.left_bytes
+        moved = left if now >= self.finish_at else min(left, self.rate * (now - self._at))
         self._at = now
+        if moved:
+            self.left_bytes = left - moved
+            for link in self.links:
+                link.moved_bytes += moved
 
 
 class Network:
@@ -61,8 +63,7 @@ class Network:
         self, now: float, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any = None
     ) -> Flow:
         """Nothing to move is done at once, but never within this call."""
-        flow = Flow(links, size_bytes, done, argument)
-        flow.advance_to(now)
+        flow = Flow(now, links, size_bytes, done, argument)
         self._flows[flow] = None
         for link in links:
             link.flows[flow] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 Callback = Callable[[Any], None]
@@ -19,17 +20,15 @@ class Timeline:
         self._heap: list[tuple[float, int, Callback, Any]] = []
         self._messages: deque[tuple[float, int, Callback, Any]] = deque()
         """All take equally long, so that they arrive in the order they were sent: no heap needed."""
-        self._count = 0
+        self._number = count()
 
     def at(self, time: float, callback: Callback, argument: Any = None) -> None:
         """Call then (not before now)."""
-        self._count += 1
-        heappush(self._heap, (time if time > self.now else self.now, self._count, callback, argument))
+        heappush(self._heap, (time if time > self.now else self.now, next(self._number), callback, argument))
 
     def send(self, callback: Callback, argument: Any = None) -> None:
         """Call when a control message sent now arrives."""
-        self._count += 1
-        self._messages.append((self.now + self._message_s, self._count, callback, argument))
+        self._messages.append((self.now + self._message_s, next(self._number), callback, argument))
 
     def run(self) -> None:
         heap, messages = self._heap, self._messages
