@@ -8,8 +8,9 @@ no more than its share of the pages, so that neither can starve the other.
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
+from typing import Any
 
 from msgspec import Struct
 
@@ -79,6 +80,18 @@ class CacheMachine:
         self._read_pins = 0
         self._seq = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
+            c.PutOpened: self._open_put,
+            c.PutProgressed: lambda event, now: self._renew(event.landings, now),
+            c.PutCommitted: lambda event, now: self._commit_put(event),
+            c.PutAborted: lambda event, now: self._abort_put(event.landing),
+            c.PutFenced: lambda event, now: self._drop_put(event.landing),
+            c.ReadOpened: self._open_read,
+            c.ReadClosed: lambda event, now: self._close_read(event.lease),
+            Ticked: lambda event, now: self._expire(now),
+            SnapshotWanted: lambda event, now: self._snapshot(),
+            c.ArenaLaidOut: lambda event, now: self._arena_laid_out(event.pages),
+        }
 
     @property
     def blocks_seq(self) -> int:
@@ -90,29 +103,7 @@ class CacheMachine:
         return tuple(landing for landing, put in self._puts.items() if not put.fencing)
 
     def handle(self, event: CacheEvent, now: float) -> list[Command]:
-        match event:
-            case c.PutOpened():
-                commands = self._open_put(event, now)
-            case c.PutProgressed():
-                commands = self._renew(event.landings, now)
-            case c.PutCommitted():
-                commands = self._commit_put(event)
-            case c.PutAborted():
-                commands = self._abort_put(event.landing)
-            case c.PutFenced():
-                commands = self._drop_put(event.landing)
-            case c.ReadOpened():
-                commands = self._open_read(event, now)
-            case c.ReadClosed():
-                commands = self._close_read(event.lease)
-            case Ticked():
-                commands = self._expire(now)
-            case SnapshotWanted():
-                return [PublishSnapshot(self._seq, _block_keys(self.pool.keys()))]
-            case c.ArenaLaidOut():
-                commands = []
-                if not self.pool.total:
-                    self._lay_out(event.pages)
+        commands = self._handlers[type(event)](event, now)
         if self.pool.changed:
             commands += self._changes()
         return commands
@@ -233,6 +224,14 @@ class CacheMachine:
             commands.append(PublishBlocks(self._seq, _block_keys(stored[part]), _block_keys(removed[part])))
         return commands
 
+    def _snapshot(self) -> list[Command]:
+        return [PublishSnapshot(self._seq, _block_keys(self.pool.keys()))]
+
+    def _arena_laid_out(self, pages: int) -> list[Command]:
+        if not self.pool.total:
+            self._lay_out(pages)
+        return []
+
     def _lay_out(self, pages: int) -> None:
         self.pool = BlockPool(pages, POLICIES[self.config.eviction])
         self._checksums = array.array("Q", bytes(8 * pages))
@@ -257,10 +256,7 @@ class CacheMachine:
             f"{self.pool.held} pages held, but puts and reads know of {len(held)}"
         )
         coming = {
-            key: landing
-            for landing, put in self._puts.items()
-            if not put.fencing
-            for _, key, _ in put.blocks
+            key: landing for landing, put in self._puts.items() if not put.fencing for _, key, _ in put.blocks
         }
         assert coming == self._coming, "keys on their way and open puts disagree"
 

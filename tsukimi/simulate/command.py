@@ -101,12 +101,13 @@ def _run(cluster: SimulatedCluster, console: Console) -> None:
     total = len(cluster.requests)
     every = max(1, total // UPDATES)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(cluster.config.policy, total=total)
+        progress.refresh()
 
         def progressed(done: int) -> None:
             if done % every == 0:
-                progress.update(task, completed=done)
+                progress.update(task, completed=done, refresh=True)
 
         with _rare_collections():
             cluster.run(progressed)

@@ -51,6 +51,17 @@ class SimulatedGateway:
         self._asks: dict[Ask, tuple[RequestMachine, int, AttemptId, NodeId, Any]] = {}
         """Questions out: who asked about which attempt, whom, and the event that a refusal becomes."""
         self._ask = 0
+        self._do: dict[type, Callable[[RequestMachine, int, Any, Any], None]] = {
+            ev.Deliver: self._deliver,
+            ev.AskPlace: self._ask_place,
+            ev.Reserve: self._reserve,
+            ev.SubmitPrefill: self._submit,
+            ev.Cancel: self._cancel,
+            ev.AskSync: self._ask_sync,
+            ev.SetTimer: self._set_timer,
+            ev.Finish: self._finish,
+            ev.Fail: self._fail,
+        }
 
     def arrived(self, request: TraceRequest) -> None:
         spec = ev.ChoiceSpec(
@@ -105,32 +116,46 @@ class SimulatedGateway:
 
     def _feed(self, machine: RequestMachine, number: int, event: Any) -> None:
         for command in machine.handle(event, self._timeline.now):
-            match command:
-                case ev.Deliver():
-                    self._measures.delivered(number, command, self._timeline.now)
-                case ev.AskPlace(request=request):
-                    self._machines[request.attempt] = (machine, number)
-                    ask = self._asking(machine, number, request.attempt, "", None)
-                    self._timeline.send(self._cluster.ask_conductor, PlaceAsked(request, ask))
-                case ev.Reserve(node=ref, request=request):
-                    ask = self._asking(machine, number, request.attempt, ref.node, ev.ReserveRefused)
-                    self._timeline.send(self._cluster.workers[ref.node].feed, ReserveAsked(request, ask))
-                case ev.SubmitPrefill(node=ref, job=job):
-                    ask = self._asking(machine, number, job.attempt, ref.node, ev.SubmitRefused)
-                    self._timeline.send(self._cluster.workers[ref.node].feed, JobSubmitted(job, ask))
-                case ev.Cancel(node=node, attempt=attempt, reason=reason):
-                    self._timeline.send(self._cluster.workers[node].feed, AttemptCancelled(attempt, reason))
-                case ev.AskSync(node=node, attempt=attempt, from_index=index):
-                    ask = self._asking(machine, number, attempt, node, ev.SyncFailed)
-                    self._timeline.send(self._cluster.workers[node].feed, SyncAsked(attempt, index, ask))
-                case ev.SetTimer(at=at):
-                    self._timeline.at(at, self._tick, (machine, number))
-                case ev.Finish():
-                    self._measures.finished(number, event.attempt, command)
-                    self._forget(event)
-                case ev.Fail(error=error):
-                    self._measures.failed(number, error)
-                    self._forget(event)
+            self._do[type(command)](machine, number, event, command)
+
+    def _deliver(self, machine: RequestMachine, number: int, event: Any, command: ev.Deliver) -> None:
+        self._measures.delivered(number, command, self._timeline.now)
+
+    def _ask_place(self, machine: RequestMachine, number: int, event: Any, command: ev.AskPlace) -> None:
+        request = command.request
+        self._machines[request.attempt] = (machine, number)
+        ask = self._asking(machine, number, request.attempt, "", None)
+        self._timeline.send(self._cluster.ask_conductor, PlaceAsked(request, ask))
+
+    def _reserve(self, machine: RequestMachine, number: int, event: Any, command: ev.Reserve) -> None:
+        node, request = command.node.node, command.request
+        ask = self._asking(machine, number, request.attempt, node, ev.ReserveRefused)
+        self._timeline.send(self._cluster.workers[node].feed, ReserveAsked(request, ask))
+
+    def _submit(self, machine: RequestMachine, number: int, event: Any, command: ev.SubmitPrefill) -> None:
+        node, job = command.node.node, command.job
+        ask = self._asking(machine, number, job.attempt, node, ev.SubmitRefused)
+        self._timeline.send(self._cluster.workers[node].feed, JobSubmitted(job, ask))
+
+    def _cancel(self, machine: RequestMachine, number: int, event: Any, command: ev.Cancel) -> None:
+        cancelled = AttemptCancelled(command.attempt, command.reason)
+        self._timeline.send(self._cluster.workers[command.node].feed, cancelled)
+
+    def _ask_sync(self, machine: RequestMachine, number: int, event: Any, command: ev.AskSync) -> None:
+        ask = self._asking(machine, number, command.attempt, command.node, ev.SyncFailed)
+        asked = SyncAsked(command.attempt, command.from_index, ask)
+        self._timeline.send(self._cluster.workers[command.node].feed, asked)
+
+    def _set_timer(self, machine: RequestMachine, number: int, event: Any, command: ev.SetTimer) -> None:
+        self._timeline.at(command.at, self._tick, (machine, number))
+
+    def _finish(self, machine: RequestMachine, number: int, event: Any, command: ev.Finish) -> None:
+        self._measures.finished(number, event.attempt, command)
+        self._forget(event)
+
+    def _fail(self, machine: RequestMachine, number: int, event: Any, command: ev.Fail) -> None:
+        self._measures.failed(number, command.error)
+        self._forget(event)
 
     def _asking(
         self, machine: RequestMachine, number: int, attempt: AttemptId, node: NodeId, refused: Any

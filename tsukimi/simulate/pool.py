@@ -21,6 +21,7 @@ from shared.protocol.cluster import NodeInfo, NodeLoad
 from shared.protocol.ids import BlockKey, LandingId, NodeRef
 from tsukimi.simulate.timeline import Timeline
 
+_PUBLISHED = frozenset({PublishBlocks, PublishSnapshot})
 Publish = Callable[[NodeRef, PublishBlocks | PublishSnapshot], None]
 
 
@@ -55,8 +56,9 @@ class SimulatedCache:
     def feed(self, event: Any) -> Any:
         """Returns the answer to the event, if it is one that gets one."""
         answer = None
+        command: Any
         for command in self.machine.handle(event, self._timeline.now):
-            if isinstance(command, PublishBlocks | PublishSnapshot):
+            if type(command) in _PUBLISHED:
                 self._publish(self.ref, command)
             else:
                 answer = command
