@@ -151,8 +151,8 @@ class BlockPool:
         """`register` for many (page, key, parent); how many of them are new."""
         if not self.keeps:
             return 0
-        refs, keys, by_key, before = self._refs, self._keys, self._by_key, self._clock
-        stored, removed = self._stored, self._removed
+        refs, keys, by_key, uses = self._refs, self._keys, self._by_key, self._uses
+        stored, removed, orphans, clock = self._stored, self._removed, self._orphans, self._clock
         for page, key, parent in blocks:
             if refs[page] <= 0:
                 raise ValueError(f"page {page} is not held")
@@ -160,9 +160,9 @@ class BlockPool:
                 continue
             if keys[page] is not None:
                 raise ValueError(f"page {page} already contains another block")
-            self._clock += 1
-            use = self._uses[page]
-            use.stored_at, use.uses = self._clock, 1
+            clock += 1
+            use = uses[page]
+            use.stored_at, use.uses = clock, 1
             keys[page] = key
             by_key[key] = page
             if parent is not None:
@@ -172,12 +172,13 @@ class BlockPool:
                     self._above[page] = above
                     self._children[above] += 1
                 else:
-                    self._orphans.setdefault(parent, {})[page] = None
-            if self._orphans and key in self._orphans:
-                self._adopt(page, self._orphans.pop(key))
+                    orphans.setdefault(parent, {})[page] = None
+            if orphans and key in orphans:
+                self._adopt(page, orphans.pop(key))
             if not removed or removed.pop(key, True):
                 stored[key] = None
-        return self._clock - before
+        new, self._clock = clock - self._clock, clock
+        return new
 
     def _adopt(self, page: int, children: Iterable[int]) -> None:
         for child in children:
