@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import statistics
 import time
-import uuid
 
 import msgspec
 from msgspec import Struct
@@ -15,13 +14,10 @@ from rich.table import Table
 
 from tsukimi.client import Client, Outcome
 from tsukimi.errors import ToolError
+from tsukimi.prompts import never_seen, text, words_for
 
 SETTLE_S = 0.5
 """Between cold and warm: the pool's block events are on their way to the conductor."""
-WORDS = """
-    moon river stone light paper garden winter letter window silver mountain bridge market summer candle forest
-    music travel morning colour shadow kitchen teacher village picture weather harvest journey lantern feather
-""".split()  # noqa: SIM905
 COLD_ENDING = "The first of these words"
 WARM_ENDINGS = ("The last of these words", "The best of these words", "All of these words")
 
@@ -49,14 +45,14 @@ class PrefixReport(Struct, frozen=True):
 
 def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Console) -> PrefixReport:
     """Each round: a new prefix (cold), then the same with another ending (warm). Raises ToolError if nothing came."""
-    rng = random.Random(uuid.uuid4().int)  # texts that no earlier run has left in the pool
+    rng = never_seen()
     words = _calibrate(client, model, prefix_tokens, rng)
     samples: list[Sample] = []
     failures = 0
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("cold and warm", total=2 * rounds)
         for i in range(rounds):
-            prefix = _text(rng, words)
+            prefix = text(rng, words)
             for kind, ending in (("cold", COLD_ENDING), ("warm", WARM_ENDINGS[i % 3])):
                 try:
                     samples.append(_ask(client, model, prefix, ending, i, kind))
@@ -81,14 +77,11 @@ def summarise(
 
 def _calibrate(client: Client, model: str, prefix_tokens: int, rng: random.Random) -> int:
     """How many words make so many tokens. Two small requests, which warm the engine up as well."""
-    few, many = (
-        _ask(client, model, _text(rng, n), COLD_ENDING, -1, "calibration").prompt_tokens for n in (50, 250)
+    return words_for(
+        prefix_tokens,
+        lambda prefix: _ask(client, model, prefix, COLD_ENDING, -1, "calibration").prompt_tokens,
+        rng,
     )
-    return max(1, round(prefix_tokens * 200 / max(1, many - few)))
-
-
-def _text(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def _ask(client: Client, model: str, prefix: str, ending: str, round_: int, kind: str) -> Sample:

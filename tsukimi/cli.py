@@ -167,6 +167,58 @@ def bench_prefix(
         json.write_bytes(be.to_json(report))
 
 
+@bench.command("serve")
+def bench_serve(
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url", envvar="TSUKIMI_URL", help="Any OpenAI-compatible server; default: the local cluster's."
+        ),
+    ] = "",
+    model: ModelOption = "",
+    api_key: Annotated[
+        str, typer.Option("--api-key", envvar="TSUKIMI_API_KEY", help="Sent as a bearer token.")
+    ] = "",
+    requests: Annotated[int, typer.Option(min=1)] = 64,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, about.")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, at most.")] = 64,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Closed loop: so many clients, one request each at a time; default 4."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="Open loop: requests a second, as a Poisson process.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the arrival times; prompts are always new.")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which count nowhere.")] = 1,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Ask for all output tokens; not every server knows how.")
+    ] = False,
+    ttft_slo_s: Annotated[float, typer.Option(min=0.0, help="For the goodput; 0: none.")] = 0.0,
+    tbt_slo_s: Annotated[
+        float, typer.Option(min=0.0, help="On the mean of an answer's longest tenth of gaps; 0: none.")
+    ] = 0.0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Load on a server, ours or another: times to first token and between tokens, throughput, failures."""
+    from tsukimi import where
+    from tsukimi.load import bench as load_bench
+    from tsukimi.load.settings import Load
+
+    if concurrency is not None and rate is not None:
+        raise ToolError(
+            "--concurrency is for a closed loop and --rate for an open one: give one.", exit_code=2
+        )
+    load = Load(
+        model=model, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens,
+        concurrency=concurrency or 4, rate=rate or 0.0, seed=seed, warmup=warmup, chat=chat, ignore_eos=ignore_eos,
+        ttft_slo_s=ttft_slo_s, tbt_slo_s=tbt_slo_s,
+    )  # fmt: skip
+    load_bench.bench_serve(where.http_url(url, run_dir), api_key, load, json, wide_console())
+
+
 @app.command()
 def logs(
     node: Annotated[str, typer.Argument(help="Whose log; default: everybody's.")] = "",

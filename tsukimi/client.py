@@ -27,6 +27,8 @@ class Outcome(Struct):
     cached_tokens: int = 0
     completion_tokens: int = 0
     finish: str = ""
+    whole: bool = False
+    """It ended as an answer ends, and was not cut short."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -36,14 +38,24 @@ class Outcome(Struct):
         return (self.completion_tokens - 1) / (self.seconds - self.ttft_s)
 
 
-class Client:
-    """One connection pool to one gateway. Every method raises ToolError with what the gateway said."""
+class Failed(ToolError):
+    """A request that got no whole answer."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """The same for failures of one kind: a status and code, or what happened to the connection."""
+
+
+class Client:
+    """One connection pool to one gateway, or a server like it. Every method raises ToolError with what was said."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
-        self._http = httpx.Client(
-            base_url=url, timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S), trust_env=False
-        )
+        try:
+            self._http = httpx.Client(**http_options(url, api_key))
+        except httpx.InvalidURL as e:
+            raise ToolError(f"{url!r} is no address: {e}.") from e
 
     def close(self) -> None:
         self._http.close()
@@ -52,10 +64,13 @@ class Client:
         try:
             response = self._http.get("/v1/models")
         except httpx.HTTPError as e:
-            raise self._unreachable(e) from e
+            raise unreachable(self.url, e) from e
         if response.status_code != 200:
-            raise ToolError(_what_it_said(response))
-        models = [m["id"] for m in response.json()["data"]]
+            raise refused(response)
+        try:
+            models = [m["id"] for m in response.json()["data"]]
+        except (ValueError, KeyError, TypeError) as e:
+            raise ToolError(f"what answers at {self.url} does not speak the OpenAI API.") from e
         if not models:
             raise ToolError(f"the gateway at {self.url} serves no model yet; see `tsukimi status`.")
         return str(models[0])
@@ -68,28 +83,46 @@ class Client:
             with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise ToolError(_what_it_said(response))
+                    raise refused(response)
                 for line in response.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        text = _take(json.loads(line[6:]), outcome)
+                    if line.startswith("data:"):
+                        text = take(line[5:], outcome)
                         if text and outcome.ttft_s is None:
                             outcome.ttft_s = time.perf_counter() - began
                         if text:
                             yield text
         except httpx.HTTPError as e:
-            raise self._unreachable(e) from e
+            raise unreachable(self.url, e) from e
         finally:
             outcome.seconds = time.perf_counter() - began
 
-    def _unreachable(self, error: httpx.HTTPError) -> ToolError:
-        if isinstance(error, httpx.ConnectError):
-            return ToolError(f"nobody answers at {self.url}; is a cluster up? Start one with `tsukimi up`.")
-        return ToolError(f"the connection to {self.url} broke: {error or type(error).__name__}.")
+
+def http_options(url: str, api_key: str) -> dict[str, Any]:
+    """How httpx's clients, blocking or not, are made here."""
+    return {
+        "base_url": url,
+        "timeout": httpx.Timeout(SILENCE_S, connect=CONNECT_S),
+        "trust_env": False,
+        "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+    }
 
 
-def _take(chunk: dict[str, Any], outcome: Outcome) -> str:
-    if "error" in chunk:
-        raise ToolError(f"the gateway ended the answer: {chunk['error'].get('message', chunk['error'])}")
+def take(data: str | bytes, outcome: Outcome) -> str:
+    """What one event of a stream adds: its text returned, the rest in `outcome`. Raises Failed for an error."""
+    data = data.strip()
+    if data in ("[DONE]", b"[DONE]"):
+        outcome.whole = True
+        return ""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise _ended(chunk["error"])
+        return _take_chunk(chunk, outcome)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise Failed("malformed", f"the answer has a part that is none: {data[:200]!r}.") from e
+
+
+def _take_chunk(chunk: dict[str, Any], outcome: Outcome) -> str:
     usage = chunk.get("usage")
     if usage:
         outcome.prompt_tokens = usage["prompt_tokens"]
@@ -99,12 +132,37 @@ def _take(chunk: dict[str, Any], outcome: Outcome) -> str:
     for choice in chunk.get("choices", ()):
         text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         outcome.finish = choice.get("finish_reason") or outcome.finish
+    outcome.whole = outcome.whole or bool(outcome.finish)
     return text
 
 
-def _what_it_said(response: httpx.Response) -> str:
+def _ended(error: Any) -> Failed:
+    kind, message = _kind_and_message(error)
+    return Failed(f"in the answer: {kind}", f"the gateway ended the answer: {message}")
+
+
+def refused(response: httpx.Response) -> Failed:
+    """What a response other than 200, read whole, says."""
     try:
-        said = response.json()["error"]["message"]
+        kind, message = _kind_and_message(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        said = response.text[:200]
-    return f"the gateway answered {response.status_code}: {said}"
+        kind, message = response.reason_phrase, response.text[:200]
+    status = response.status_code
+    return Failed(f"{status} {kind}".strip(), f"the gateway answered {status}: {message}")
+
+
+def _kind_and_message(error: Any) -> tuple[str, str]:
+    if not isinstance(error, dict):
+        return "", str(error)
+    code = error.get("code")
+    kind = code if isinstance(code, str) else error.get("type")
+    return str(kind or ""), str(error.get("message", error))
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> Failed:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return Failed(
+            "unreachable", f"nobody answers at {url}; is a cluster up? Start one with `tsukimi up`."
+        )
+    reason = "silent" if isinstance(error, httpx.TimeoutException) else "the connection broke"
+    return Failed(reason, f"the connection to {url} broke: {error or type(error).__name__}.")

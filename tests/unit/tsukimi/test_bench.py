@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from tsukimi.bench import Sample, _text, summarise
+from tsukimi.bench import Sample, summarise
 from tsukimi.errors import ToolError
 
 
@@ -26,8 +24,3 @@ def test_pitfall_9_1_failures_are_counted_apart() -> None:
 def test_nothing_measured_is_an_error() -> None:
     with pytest.raises(ToolError, match="no round"):
         summarise("m", 2000, 1, 2, [sample("cold", 1.0)])
-
-
-def test_pitfall_9_6_every_prefix_is_another() -> None:
-    rng = random.Random(1)
-    assert len({_text(rng, 20) for _ in range(50)}) == 50

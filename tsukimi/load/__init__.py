@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible server, ours or another, and how it bore it."""

@@ -1,0 +1,96 @@
+"""One request of a load test, timed by the arrival of its bytes."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import httpx
+from msgspec import Struct
+
+from tsukimi.client import Failed, Outcome, refused, take, unreachable
+from tsukimi.load.settings import Load
+
+
+class Sample(Struct, frozen=True):
+    """What one request got. All times are this client's."""
+
+    number: int
+    due_s: float
+    """When it was to be sent, from the start of the run: its arrival time; in a closed loop, its client's turn."""
+    sent_s: float
+    seconds: float
+    """From its sending to the end of its answer."""
+    ttft_s: float | None = None
+    """From its sending to the first chunk with text."""
+    gaps_s: tuple[float, ...] = ()
+    """From each chunk with text to the next, whatever number of tokens a chunk has."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    """As the server says in `usage`; 0 if it does not."""
+    finish: str = ""
+    reason: str = ""
+    """Why it failed, in few words that are the same for like failures; empty: it did not."""
+    error: str = ""
+
+    @property
+    def chunks(self) -> int:
+        return 0 if self.ttft_s is None else 1 + len(self.gaps_s)
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer; a server that does not count them is taken to send one a chunk."""
+        return self.completion_tokens or self.chunks
+
+
+async def ask(
+    http: httpx.AsyncClient, load: Load, prompt: str, number: int, due_s: float, start: float
+) -> Sample:
+    """Never raises for what goes wrong with the request: that is the sample. `start` is when the run began."""
+    outcome = Outcome()
+    stamps: list[float] = []
+    sent = time.perf_counter()
+    failure: Failed | None = None
+    try:
+        await _stream(http, load, prompt, outcome, stamps)
+        if not stamps:
+            raise Failed("no text", "the answer has no text.")
+        if not outcome.whole:
+            raise Failed("cut short", "the answer broke off.")
+    except httpx.HTTPError as e:
+        failure = unreachable(str(http.base_url).rstrip("/"), e)
+    except Failed as e:
+        failure = e
+    ended = time.perf_counter()
+    return Sample(
+        number=number,
+        due_s=due_s,
+        sent_s=sent - start,
+        seconds=ended - sent,
+        ttft_s=stamps[0] - sent if stamps else None,
+        gaps_s=tuple(b - a for a, b in pairwise(stamps)),
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        completion_tokens=outcome.completion_tokens,
+        finish=outcome.finish,
+        reason=failure.reason if failure else "",
+        error=failure.message if failure else "",
+    )
+
+
+async def _stream(
+    http: httpx.AsyncClient, load: Load, prompt: str, outcome: Outcome, stamps: list[float]
+) -> None:
+    """Events that came in one read came at the same time."""
+    async with http.stream("POST", load.path, json=load.body(prompt)) as response:
+        if response.status_code != 200:
+            await response.aread()
+            raise refused(response)
+        rest = b""
+        async for piece in response.aiter_bytes():
+            now = time.perf_counter()
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:") and take(line[5:], outcome):
+                    stamps.append(now)

@@ -1,0 +1,28 @@
+"""Prompts that say nothing, of about a wanted length: measurements are made with them."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+
+WORDS = """
+    moon river stone light paper garden winter letter window silver mountain bridge market summer candle forest
+    music travel morning colour shadow kitchen teacher village picture weather harvest journey lantern feather
+""".split()  # noqa: SIM905
+FEW, MANY = 50, 250
+
+
+def never_seen() -> random.Random:
+    """Texts drawn with it no earlier run has left in anybody's cache."""
+    return random.Random(uuid.uuid4().int)
+
+
+def text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def words_for(tokens: int, count_tokens: Callable[[str], int], rng: random.Random) -> int:
+    """How many words make so many tokens, of a tokenizer that can only be asked. Asks twice."""
+    few, many = (count_tokens(text(rng, words)) for words in (FEW, MANY))
+    return max(1, round(tokens * (MANY - FEW) / max(1, many - few)))
