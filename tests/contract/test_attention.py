@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.attention.api import AttentionShape  # noqa: E402
+from shared.engine.attention.api import AttentionShape, Reach  # noqa: E402
 from shared.engine.attention.cpu import CpuAttention  # noqa: E402
+from shared.engine.attention.native import NativeAttention  # noqa: E402
 from shared.engine.attention.reference import ReferenceAttention  # noqa: E402
+from shared.engine.native.build import BUILDS, CannotBuild, runnable  # noqa: E402
+from shared.engine.native.kernels import load  # noqa: E402
 from tests.support.attention import Bench, new_layers  # noqa: E402
 
-BACKENDS = {"cpu": CpuAttention, "reference": ReferenceAttention}
+NATIVE = [f"native-{build.name}" for build in BUILDS]
+BACKENDS = ["torch", "reference", *NATIVE]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
 PAGES = 200
 
@@ -30,16 +35,33 @@ def _one_thread() -> Iterator[None]:
 
 def bench(backend: str, shape: AttentionShape, dtype: Any = torch.float32) -> Bench:
     layers = new_layers(shape, PAGES, dtype)
-    return Bench(BACKENDS[backend](shape, layers), shape, PAGES, dtype)
+    return Bench(builder(backend)(shape, layers), shape, PAGES, dtype)
+
+
+def builder(backend: str) -> Any:
+    """Builds the backend; skips where this CPU, or a missing compiler, does not let it run."""
+    if not backend.startswith("native-"):
+        return {"torch": CpuAttention, "reference": ReferenceAttention}[backend]
+    name = backend.removeprefix("native-")
+    if name not in {build.name for build in runnable()}:
+        pytest.skip(f"this CPU does not run the {name} build")
+    try:
+        return partial(NativeAttention, kernels=load(name))
+    except CannotBuild as e:
+        pytest.skip(str(e))
 
 
 def shape(
-    block_tokens: int = 16, query_heads: int = 6, kv_heads: int = 2, head_dim: int = 16
+    block_tokens: int = 16,
+    query_heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    reaches: tuple[Reach, ...] = (),
 ) -> AttentionShape:
-    return AttentionShape(query_heads, kv_heads, head_dim, block_tokens, scale=0.3)
+    return AttentionShape(query_heads, kv_heads, head_dim, block_tokens, 0.3, reaches)
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -80,8 +102,54 @@ def test_chunks_with_everything_before_them_in_pages(backend: str, chunk: int) -
         assert case.worst_error([(sequence, start, min(start + chunk, length))]) < TOLERANCE[torch.float32]
 
 
-def test_chunks_larger_than_a_tile_of_queries() -> None:
-    case = bench("cpu", shape())
+@pytest.mark.parametrize("head_dim", [8, 24, 40, 64, 72, 128])
+def test_head_dimensions(backend: str, head_dim: int) -> None:
+    case = bench(backend, shape(head_dim=head_dim))
+    sequence = case.sequence(90)
+    for start, end in ((0, 50), (50, 89), (89, 90)):
+        assert case.worst_error([(sequence, start, end)]) < 3 * TOLERANCE[torch.float32]
+
+
+REACHES = {
+    "window": Reach(20),
+    "window of one": Reach(1),
+    "window beyond a tile of keys": Reach(150),
+    "cap": Reach(cap=2.0),
+    "window and cap": Reach(33, 1.5),
+}
+
+
+@pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
+@pytest.mark.parametrize("other", [Reach(), Reach(7)], ids=["plain", "window"])
+def test_windows_and_caps_from_layer_to_layer(backend: str, reach: Reach, other: Reach) -> None:
+    case = bench(backend, shape(reaches=(reach, other)))
+    sequence, short = case.sequence(200), case.sequence(30)
+    for start, end in ((0, 100), (100, 180), (180, 183), (183, 184)):
+        assert case.worst_error([(sequence, start, end)]) < 2 * TOLERANCE[torch.float32]
+    assert case.worst_error([(short, 0, 29), (sequence, 184, 200)]) < 2 * TOLERANCE[torch.float32]
+
+
+def test_decodes_of_long_contexts_in_every_number_of_threads(backend: str) -> None:
+    if backend == "reference":
+        pytest.skip("slow on purpose")
+    case = bench(backend, shape(block_tokens=64))
+    sequences = [case.sequence(n) for n in (257, 513, 1000)]
+    for sequence in sequences:
+        case.run([(sequence, 0, sequence.queries.shape[1] - 1)])
+    last = [(s, s.queries.shape[1] - 1, s.queries.shape[1]) for s in sequences]
+    assert case.worst_error(last) < TOLERANCE[torch.float32]
+    alone = case.run(last)
+    torch.set_num_threads(2)
+    together = case.run(last)
+    if backend.startswith("native"):
+        for one, two in zip(alone, together, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_chunks_larger_than_a_tile_of_queries(backend: str) -> None:
+    if backend == "reference":
+        pytest.skip("slow on purpose")
+    case = bench(backend, shape())
     sequence = case.sequence(700)
     assert case.worst_error([(sequence, 0, 33)]) < TOLERANCE[torch.float32]
     assert case.worst_error([(sequence, 33, 700)]) < TOLERANCE[torch.float32]
@@ -129,7 +197,7 @@ def test_bfloat16(backend: str) -> None:
 
 def test_only_the_step_s_rows_are_written(backend: str) -> None:
     layers = new_layers(shape(), PAGES, torch.float32)
-    case = Bench(BACKENDS[backend](shape(), layers), shape(), PAGES, torch.float32)
+    case = Bench(builder(backend)(shape(), layers), shape(), PAGES, torch.float32)
     sequence = case.sequence(20)
     before = [layer.clone() for layer in layers]
     case.run([(sequence, 0, 18)])

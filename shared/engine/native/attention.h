@@ -235,7 +235,7 @@ static inline void product(const float* x, long ldx, int rows, const float* w, l
                            long ldy, bool add) {
   for (int n = 0; n < outputs; n += PANEL)
     for (int r = 0; r < rows; r += TILE_ROWS)
-      tile_of(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, x + r * ldx, ldx, w + n, ldw, depth, y + r * ldy + n, ldy, add);
+      tile_of(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, x + r * ldx, ldx, w + n, ldw, w + n, depth, y + r * ldy + n, ldy, add);
 }
 
 template <class T>

@@ -42,15 +42,18 @@ static inline vf multiply_add(vf sum, vp weights, const pair* x) {
 }
 #endif
 
-// One tile: R rows of x, `depth` inputs of them, times `wide` vectors of outputs. w rows are `ldw` apart.
+// One tile: R rows of x, `depth` inputs of them, times two vectors of outputs. w rows are `ldw` apart. Meanwhile as many
+// of the weights at `ahead` come nearer: memory works while the CPU does.
 template <int R, class X, class W>
-static inline void tile(const X* x, long ldx, const W* w, long ldw, int depth, float* y, long ldy, bool add) {
+static inline void tile(const X* x, long ldx, const W* w, long ldw, const W* ahead, int depth, float* y, long ldy,
+                        bool add) {
   vf acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = vf{};
   for (int k = 0; k < depth; k++) {
     auto left = load(w), right = load(w + LANES);
-    w += ldw;
+    __builtin_prefetch(ahead, 0, 2);
+    w += ldw, ahead += ldw;
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       acc[r][0] = multiply_add(acc[r][0], left, x + r * ldx + k);
@@ -66,9 +69,9 @@ static inline void tile(const X* x, long ldx, const W* w, long ldw, int depth, f
 }
 
 template <class X, class W>
-static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw, int depth, float* y, long ldy,
-                           bool add) {
-#define ROWS(R) case R: return tile<R>(x, ldx, w, ldw, depth, y, ldy, add);
+static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw, const W* ahead, int depth, float* y,
+                           long ldy, bool add) {
+#define ROWS(R) case R: return tile<R>(x, ldx, w, ldw, ahead, depth, y, ldy, add);
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if defined(__AVX__)
@@ -81,18 +84,19 @@ static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw,
 #undef ROWS
 }
 
-// All rows of x times one block of a panel. `outputs` of the panel's PANEL exist.
+// All rows of x times one block of a panel. `outputs` of the panel's PANEL exist. The next block is at `next`.
 template <class X, class W>
-static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, int depth, float* y, long ldy, int outputs,
-                                 bool add) {
+static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, const W* next, int depth, float* y,
+                                 long ldy, int outputs, bool add) {
   for (int r = 0; r < rows; r += TILE_ROWS) {
     int some = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
+    const W* ahead = r + TILE_ROWS < rows ? w : next;
     if (outputs == PANEL) {
-      tile_of(some, x + r * ldx, ldx, w, PANEL, depth, y + r * ldy, ldy, add);
+      tile_of(some, x + r * ldx, ldx, w, PANEL, ahead, depth, y + r * ldy, ldy, add);
       continue;
     }
     float edge[TILE_ROWS * PANEL];
-    tile_of(some, x + r * ldx, ldx, w, PANEL, depth, edge, PANEL, false);
+    tile_of(some, x + r * ldx, ldx, w, PANEL, ahead, depth, edge, PANEL, false);
     for (int i = 0; i < some; i++)
       for (int n = 0; n < outputs; n++) {
         float* to = y + (r + i) * ldy + n;
@@ -101,12 +105,12 @@ static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, int
   }
 }
 
-static inline const float* widened(const float* w, int, int, float*) { return w; }
-
-// Weights of a narrower type are widened once where many rows use them.
-static inline const float* widened(const bf16* w, int depth, int, float* scratch) {
-  for (int i = 0; i < depth * PANEL; i += LANES) store(scratch + i, load(w + i));
-  return scratch;
+// Where many rows use weights of a narrower type, they are widened once. The next block comes nearer meanwhile.
+static inline void widen(const bf16* w, const bf16* next, int depth, float* scratch) {
+  for (int i = 0; i < depth * PANEL; i += LANES) {
+    __builtin_prefetch(next + i, 0, 2);
+    store(scratch + i, load(w + i));
+  }
 }
 
 // This thread's share of y[rows][outputs] (+)= x[rows][inputs] W^T. Call from all threads; no barrier inside.
@@ -121,17 +125,20 @@ static void linear_share(int thread, int threads, const X* x, int rows, int inpu
       int depth = inputs - k < DEPTH ? inputs - k : DEPTH;
       for (int p = first; p < last; p++) {
         const W* block = w + (long(p) * inputs + k) * PANEL;
-        int wide = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
+        int existing = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
         const X* from = x + long(band) * inputs + k;
         float* to = y + long(band) * outputs + p * PANEL;
+        const W* next = block + long(inputs) * PANEL;
         if constexpr (sizeof(W) == 2) {
           if (some > TILE_ROWS) {
             alignas(64) float scratch[DEPTH * PANEL];
-            rows_of_panel(from, inputs, some, widened(block, depth, PANEL, scratch), depth, to, outputs, wide, add || k);
+            const float* wide = scratch;
+            widen(block, next, depth, scratch);
+            rows_of_panel(from, inputs, some, wide, wide, depth, to, outputs, existing, add || k);
             continue;
           }
         }
-        rows_of_panel(from, inputs, some, block, depth, to, outputs, wide, add || k);
+        rows_of_panel(from, inputs, some, block, next, depth, to, outputs, existing, add || k);
       }
     }
   }

@@ -1,0 +1,1 @@
+"""`tsukimi bench engine`: the engine beside transformers on the same model, the same work, in the same run."""
