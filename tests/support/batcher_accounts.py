@@ -38,6 +38,8 @@ class Account(Struct, eq=False):
     """What the others needed then."""
     finish: str = ""
     owner_gone: bool = False
+    silenced: bool = False
+    """Cancelled while live: nothing more may be said."""
     handed_over: bool = False
 
     def __post_init__(self) -> None:
@@ -108,6 +110,8 @@ class Accounts:
     def told(self, delta: TokenDelta) -> None:
         account = self.all[delta.attempt]
         assert not account.finish, f"{delta} after {account.finish}"
+        assert not account.silenced, f"{delta} after its cancel"
+        assert not account.handed_over, f"{delta} after its hand-over"
         again = account.landed and delta.index == account.first_index and delta.finish is not None
         assert again or delta.index == account.next_index, f"{delta}: the next index is {account.next_index}"
         account.next_index = delta.index + len(delta.tokens)
@@ -115,10 +119,11 @@ class Accounts:
         assert delta.tokens or delta.finish, f"{delta} says nothing"
         account.finish = delta.finish or ""
 
-    def owner_left(self, attempt: AttemptId) -> None:
+    def cancelled(self, attempt: AttemptId, *, live: bool) -> None:
         account = self.all.get(attempt)
         if account is not None:
             account.owner_gone = True
+            account.silenced = live
 
     def life_over(self, owner: Incarnation) -> None:
         self._lives_over.add(owner)
