@@ -14,9 +14,13 @@ from msgspec import Struct
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers: Any = pytest.importorskip("transformers")
 
+from shared.core.blocks import blocks_for  # noqa: E402
 from shared.core.steps import SequenceResult  # noqa: E402
 from shared.engine.api import Engine, EngineConfig  # noqa: E402
+from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
 from shared.engine.load import load_engine  # noqa: E402
+from shared.engine.model import ModelEngine  # noqa: E402
+from shared.engine.native.kernels import kernels  # noqa: E402
 from shared.protocol.sampling import SamplingParams  # noqa: E402
 from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
 
@@ -171,6 +175,64 @@ def test_seeded_samples_are_the_same_alone_and_in_a_batch_of_eight(run: Sequence
     alone = [run.generate([p], 8, samples=[s])[0] for p, s in zip(chosen, params, strict=True)]
     assert together == alone
     assert together != [prompts(length).answer[:8] for length in LENGTHS[4:12]]
+
+
+VARIANTS = {
+    "lean, pages of 64": ("cpu", "", 64),
+    "lean, pages of 256": ("cpu", "", 256),
+    "lean, portable kernels": ("cpu", "portable", 16),
+    "general": ("cpu-general", "", 16),
+    "general, portable kernels, pages of 64": ("cpu-general", "portable", 64),
+    "torch alone, pages of 256": ("torch", "", 256),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_every_path_build_and_page_size(
+    small_model: Path, prompts: Ask, variant: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, build, block_tokens = variant
+    monkeypatch.setenv("TSUKIMI_KERNELS", build)
+    kernels.cache_clear()
+    try:
+        config = EngineConfig(str(small_model), "float32", block_tokens, 1 << 29, THREADS, backend=backend)
+        engine = load_engine(config, lambda what, fraction: None)
+    finally:
+        kernels.cache_clear()
+    run = Sequences(engine)
+    for lengths, chunk in (((1, 15, 16, 17, 33, 64), 4096), ((31, 48, 200), 16), ((333, 640), 100)):
+        asked = [prompts(length) for length in lengths]
+        answers = run.generate([p.tokens for p in asked], NEW_TOKENS, chunk=chunk)
+        said = [answer[: len(p.answer)] for answer, p in zip(answers, asked, strict=True)]
+        assert said == [p.answer for p in asked]
+        run.reset()
+    engine.close()
+
+
+@pytest.mark.slow
+def test_loss_in_bfloat16_is_that_of_float32(small_model: Path, reference: Any) -> None:
+    """Teacher-forced on 1,500 tokens of English."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small_model)
+    text = tokenizer(" ".join(topics[name] for name in sorted(topics))[:20_000])["input_ids"][:1500]
+    assert len(text) == 1500
+    with torch.inference_mode():
+        expected = loss(reference(torch.tensor([text])).logits[0], text)
+    config = EngineConfig(str(small_model), "bfloat16", kv_bytes=64 << 20, threads=THREADS)
+    engine = load_engine(config, lambda what, fraction: None)
+    assert isinstance(engine, ModelEngine)
+    pages = tuple(range(blocks_for(len(text), 16)))
+    with torch.inference_mode():
+        batch = AttentionBatch((Span(0, len(text), pages, 0),))
+        logits = engine._forward.logits(
+            batch, torch.tensor(text), torch.arange(len(text)), lambda layer: None
+        )
+    assert abs(loss(logits, text) - expected) < 0.01
+    engine.close()
+
+
+def loss(logits: Any, text: list[int]) -> float:
+    return float(torch.nn.functional.cross_entropy(logits[:-1].float(), torch.tensor(text[1:])))
 
 
 @pytest.mark.slow
