@@ -55,12 +55,14 @@ def next_fetch(sequence: Sequence, namespace: bytes, block_tokens: int) -> Fetch
         sequence.sources_tried += 1
         end = min(source.first_block + source.blocks, most)
         if source.first_block <= have < end:
+            sequence.fetches += 1
             return FetchBlocks(
                 sequence.attempt,
                 BlockSource(source.holder, have, end - have),
                 namespace,
                 sequence.keys[have:end],
                 tuple(sequence.pages[have:end]),
+                sequence.fetches,
             )
     return None
 

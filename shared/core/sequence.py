@@ -46,6 +46,8 @@ class Sequence(Struct, kw_only=True, eq=False):
     """The attempt is over here; pages may still be touched."""
 
     in_step: bool = False
+    fetches: int = 0
+    """How many were begun."""
     fetching: int = -1
     """First block of the fetch that is out; -1: none."""
     void: bool = False

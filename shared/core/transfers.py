@@ -21,6 +21,8 @@ class FetchBlocks(Command, frozen=True):
     namespace: bytes
     keys: tuple[BlockKey, ...]
     pages: tuple[int, ...]
+    turn: int = 1
+    """Which of the attempt's fetches it is; echoed, so that an ending told again is not taken for the next one's."""
 
 
 class BlocksFetched(Event, frozen=True):
@@ -31,6 +33,7 @@ class BlocksFetched(Event, frozen=True):
     blocks: int
     error: str = ""
     seconds: float = 0.0
+    turn: int = 1
 
 
 # -- streaming KV out, layer by layer --------------------------------------------------------------------------------

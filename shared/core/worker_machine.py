@@ -92,7 +92,7 @@ class WorkerMachine(Residents[S]):
 
     def _on_fetched(self, event: BlocksFetched, now: float) -> None:
         sequence = self._known.get(event.attempt)
-        if sequence is None or sequence.fetching < 0 or sequence.fetching != event.first_block:
+        if sequence is None or sequence.fetching < 0 or sequence.fetches != event.turn:
             self._late()
             return
         sequence.fetching = -1

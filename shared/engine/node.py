@@ -327,7 +327,9 @@ class Node(ABC):
         source, began = command.source, time.monotonic()
         result = await self._endpoint.fetch(source.holder, command.namespace, command.keys, command.pages)
         seconds = time.monotonic() - began
-        return BlocksFetched(command.attempt, source.first_block, result.blocks, result.error, seconds)
+        return BlocksFetched(
+            command.attempt, source.first_block, result.blocks, result.error, seconds, command.turn
+        )
 
     # -- stages ----------------------------------------------------------------------------------------------------
 

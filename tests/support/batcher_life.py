@@ -122,8 +122,8 @@ class Life:
     def tell(self, event: Any) -> None:
         """Now and then twice: the second time late, and to no effect."""
         self.feed(event)
-        if self.rng.random() < 0.02:
-            self.at(self.rng.random(), lambda: self.repeat(event))
+        if self.rng.random() < 0.2:
+            self.at(self.rng.expovariate(10.0), lambda: self.repeat(event))
 
     def repeat(self, event: Any) -> None:
         self.feed(event, again=True)

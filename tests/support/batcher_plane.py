@@ -108,7 +108,9 @@ class Plane:
         def fetched() -> None:
             self._over(command.attempt, "fetch")
             error = "" if whole else "missing"
-            self._feed(t.BlocksFetched(command.attempt, command.source.first_block, got, error, 0.01))
+            self._feed(
+                t.BlocksFetched(command.attempt, command.source.first_block, got, error, 0.01, command.turn)
+            )
 
         self._soon(fetched)
 

@@ -212,7 +212,7 @@ class Node:
             self.pages[page] = list(content)
             got += 1
         error = "" if got == len(command.keys) else "missing"
-        self.feed(BlocksFetched(command.attempt, command.source.first_block, got, error, 0.001))
+        self.feed(BlocksFetched(command.attempt, command.source.first_block, got, error, 0.001, command.turn))
 
     def send(self, attempt: str, block: int, to_handoff: bool, to_pool: bool) -> None:
         if to_handoff and attempt in self.handoffs:

@@ -191,4 +191,6 @@ class Fetch:
         command = self._command
         seconds = self._timeline.now - self._began_s
         error = "" if blocks == len(command.keys) else "not all blocks were there"
-        return BlocksFetched(command.attempt, command.source.first_block, blocks, error, seconds)
+        return BlocksFetched(
+            command.attempt, command.source.first_block, blocks, error, seconds, command.turn
+        )

@@ -156,10 +156,11 @@ def test_pitfall_3_15_an_expired_source_is_recomputed_or_taken_elsewhere() -> No
     commands = bench.submit(job("a", prompt_of(18), sources=(source(0, 4), other, source(3, 1))))
     commands = bench.do(BlocksFetched("a", 0, 0, "expired"))
     (fetch,) = only(commands, FetchBlocks)
-    assert fetch.source == other
-    (fetch,) = only(bench.do(BlocksFetched("a", 0, 3)), FetchBlocks)
+    assert (fetch.source, fetch.turn) == (other, 2)
+    assert bench.do(BlocksFetched("a", 0, 0, "expired")) == [], "told again, while the next one is out"
+    (fetch,) = only(bench.do(BlocksFetched("a", 0, 3, turn=2)), FetchBlocks)
     assert fetch.source == source(3, 1)
-    bench.do(BlocksFetched("a", 3, 0, "gone"))
+    bench.do(BlocksFetched("a", 3, 0, "gone", turn=3))
     assert bench.step is not None
     assert [(s.start, s.tokens) for s in bench.step.sequences] == [(12, 6)]
 
