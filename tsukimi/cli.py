@@ -219,6 +219,14 @@ def bench_serve(
     load_bench.bench_serve(where.http_url(url, run_dir), api_key, load, json, wide_console())
 
 
+@bench.command(
+    "engine", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def bench_engine(context: typer.Context) -> None:
+    """The engine alone, beside transformers in the same run. Needs no cluster. --help shows its options."""
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "shared.engine.bench", *context.args]))
+
+
 @app.command()
 def logs(
     node: Annotated[str, typer.Argument(help="Whose log; default: everybody's.")] = "",

@@ -76,6 +76,7 @@ class ModelEngine:
         model_config = servable.read_config(folder)
         servable.require_servable(model_config)
         servable.require_whole_weights(folder)
+        progress("readying the kernels", 0.05)  # built now, the first time on a machine
         hardware = hardware or choose(config.backend, config.dtype)
         if config.threads > 0:
             torch.set_num_threads(config.threads)

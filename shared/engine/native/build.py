@@ -1,4 +1,8 @@
-"""From C++ sources to a shared library in the cache folder: built once per source, compiler and instruction set."""
+"""From C++ sources to a shared library in the cache folder: built once per source, compiler and instruction set.
+
+`python -m shared.engine.native.build FOLDER` builds for every instruction set of this kind of CPU ahead of time, for
+machines without a compiler; they find the libraries where TSUKIMI_KERNELS_FOLDER says.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +22,10 @@ from shared.io.config import environment
 from shared.io.models import models_folder
 
 SOURCES = Path(__file__).parent
-COMMON = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+COMMON = (
+    "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared",
+    "-static-libstdc++", "-static-libgcc",
+)  # fmt: skip
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -66,12 +75,28 @@ def runnable() -> list[Build]:
 
 
 def library(build: Build) -> Path:
-    """The built library, compiled now if it is not in the cache: seconds. Raises CannotBuild with the reason."""
+    """The built library, compiled now if nobody has: seconds. Raises CannotBuild with the reason."""
+    if (ahead := environment("TSUKIMI_KERNELS_FOLDER")) and (path := _ahead(Path(ahead), build)).exists():
+        return path
     compiler = _compiler()
-    path = _folder() / f"{build.name}-{_digest(compiler, build)}.so"
+    path = _folder() / f"{build.name}-{_digest(build, _version(compiler))}.so"
     if not path.exists():
         _compile(compiler, build, path)
     return path
+
+
+def build_ahead(folder: Path) -> list[Path]:
+    """Every build, for a machine that has this source and no compiler. Raises CannotBuild."""
+    compiler = _compiler()
+    paths = [_ahead(folder, build) for build in BUILDS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(_compile, compiler, *what) for what in zip(BUILDS, paths, strict=True)]:
+            done.result()
+    return paths
+
+
+def _ahead(folder: Path, build: Build) -> Path:
+    return folder / f"{build.name}-{_digest(build)}.so"
 
 
 def _compiler() -> str:
@@ -82,10 +107,13 @@ def _compiler() -> str:
     raise CannotBuild(f"no C++ compiler ({wanted or ', '.join(_COMPILERS)}) is installed")
 
 
-def _digest(compiler: str, build: Build) -> str:
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _digest(build: Build, version: str = "") -> str:
     """Of all that a library depends on."""
     digest = hashlib.blake2b(digest_size=8)
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     for part in (version, *COMMON, *build.flags):
         digest.update(part.encode() + b"\0")
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
@@ -110,3 +138,7 @@ def _compile(compiler: str, build: Build, path: Path) -> None:
 
 def _folder() -> Path:
     return models_folder().parent / "kernels"
+
+
+if __name__ == "__main__":
+    print(*build_ahead(Path(sys.argv[1])), sep="\n")

@@ -38,6 +38,17 @@ def test_a_second_time_nothing_is_compiled(cache: Path, monkeypatch: pytest.Monk
     assert b.library(PORTABLE) == path
 
 
+def test_what_was_built_ahead_needs_no_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(b, "BUILDS", (PORTABLE,))
+    (ahead,) = b.build_ahead(tmp_path / "ahead")
+    monkeypatch.setenv("TSUKIMI_KERNELS_FOLDER", str(tmp_path / "ahead"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert b.library(PORTABLE) == ahead
+    assert not cache.exists()
+
+
 def test_without_a_compiler_the_reason_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(b.CannotBuild, match="no-such-compiler"):
