@@ -54,7 +54,13 @@ async def cluster(gateway: HandGateway) -> HandGateway:
     return gateway
 
 
-async def test_the_way_of_a_request_and_its_second_turn(cluster: HandGateway) -> None:
+async def test_the_way_of_a_request_and_its_second_turn(gateway: HandGateway) -> None:
+    cluster = gateway
+    # At this pace a layer of a chunk takes 64 ms: time for the one before it to arrive.
+    cluster.workers.start("prefill-0", chunk_tokens=64, model="toy:prefill_us=4000")
+    for node in ("cache-0", "decode-0"):
+        cluster.workers.start(node)
+    await cluster.ready("cache-0", "prefill-0", "decode-0")
     prompt = prompt_of(200)
     attempt = await cluster.submit(prompt, 40)
     await cluster.ended(attempt)
