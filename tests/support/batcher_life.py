@@ -46,7 +46,7 @@ class Life:
         self.working = 0
         """Steps and transfers under way: as long as there are any, something is going to happen."""
         self.pages = Pages(total)
-        self.plane = Plane(rng, rng.choice((0.0, 0.02, 0.1)), self.pages, self.later, self.tell)
+        self.plane = Plane(rng, rng.choice((0.0, 0.05, 0.2)), self.pages, self.later, self.tell)
         self.gateways = Gateways(self)
         self.engine_trouble = rng.choice((0.0, 0.01, 0.05))
         self.step: RunStep | None = None
@@ -123,7 +123,7 @@ class Life:
         """Now and then twice: the second time late, and to no effect."""
         self.feed(event)
         if self.rng.random() < 0.2:
-            self.at(self.rng.expovariate(10.0), lambda: self.repeat(event))
+            self.at(self.rng.expovariate(30.0), lambda: self.repeat(event))
 
     def repeat(self, event: Any) -> None:
         self.feed(event, again=True)
