@@ -132,3 +132,8 @@ def test_the_command() -> None:
     both = CliRunner().invoke(app, [*arguments, "--rate", "1", "--concurrency", "2"])
     assert isinstance(both.exception, ToolError)
     assert both.exception.exit_code == 2
+
+
+def test_a_file_that_can_not_be_written_is_said_first(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="there is no folder"):
+        bench_serve("http://127.0.0.1:1", "", Load(model="m"), tmp_path / "no" / "load.json", Console())
