@@ -46,7 +46,7 @@ DEFAULT_RUN_DIR = Path(".run")
 
 @app.command()
 def up(
-    prefill: Annotated[int, typer.Option(min=1, help="Prefill nodes.")] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill nodes; 0: decode nodes prefill.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 1,
     cache: Annotated[int, typer.Option(min=0, help="Cache nodes.")] = 1,
     model: Annotated[
@@ -220,11 +220,34 @@ def bench_serve(
 
 
 @bench.command(
-    "engine", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    "engine",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
 )
 def bench_engine(context: typer.Context) -> None:
     """The engine alone, beside transformers in the same run. Needs no cluster. --help shows its options."""
     raise typer.Exit(subprocess.call([sys.executable, "-m", "shared.engine.bench", *context.args]))
+
+
+@bench.command("stack")
+def bench_stack(
+    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a round.")] = 48,
+    input_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    output_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each, in turns.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Clusters of two threads in all, beside transformers' static generate with two. Starts its own clusters."""
+    from tsukimi.load import stack
+    from tsukimi.load.settings import Load
+
+    load = Load(
+        model=model, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens,
+        concurrency=concurrency, ignore_eos=True,
+    )  # fmt: skip
+    stack.bench_stack(load, dtype, rounds, json, Console())
 
 
 @app.command()

@@ -97,6 +97,17 @@ class Transformers:
         self._forward(self._ids(batch, 0, context), cache)
         return _median(lambda n: self._forward(self._ids(batch, context + n, 1), cache), steps)
 
+    def generate(self, batch: int, context: int, new_tokens: int) -> None:
+        """transformers' static batch: all prompts begin together, all answers are equally long."""
+        ids = self._ids(batch, 0, context)
+        self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+        )
+
     def about(self) -> str:
         return f"{self._dtype}, sdpa, DynamicCache"
 

@@ -1,0 +1,152 @@
+"""`tsukimi bench stack`: whole clusters under load, next to transformers' static generate in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+from tsukimi import where
+from tsukimi.client import Client
+from tsukimi.errors import ToolError
+from tsukimi.load.drive import drive, fitting_words
+from tsukimi.load.report import summarise
+from tsukimi.load.settings import Load
+from tsukimi.prompts import never_seen
+
+TOPOLOGIES = {
+    "colocated": ("--prefill", "0", "--decode", "1", "--threads", "2"),
+    "disaggregated": ("--prefill", "1", "--decode", "1", "--threads", "1"),
+}
+"""Both compute with two threads in all, as the peer does."""
+PEER_THREADS = 2
+PORT = 8190
+
+
+class StackReport(Struct, frozen=True):
+    load: Load
+    dtype: str
+    tokens_per_s: dict[str, tuple[float, ...]]
+    """Output tokens, by topology and for `transformers`; a value per round."""
+    ratios: dict[str, float]
+    """Of medians, to transformers."""
+
+
+class Peer:
+    """transformers in a process of its own, which computes only when asked."""
+
+    def __init__(self, load: Load, dtype: str) -> None:
+        self._tokens = load.concurrency * load.output_tokens
+        arguments = {
+            "model": load.model, "threads": PEER_THREADS, "batch": load.concurrency, "dtype": dtype,
+            "input-tokens": load.input_tokens, "output-tokens": load.output_tokens,
+        }  # fmt: skip
+        options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shared.engine.bench.generate", *options],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._line()
+
+    def tokens_per_s(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._tokens / float(self._line())
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ToolError(f"transformers' process ended with {self._process.wait()}.")
+        return line
+
+
+def bench_stack(load: Load, dtype: str, rounds: int, json: Path | None, console: Console) -> None:
+    """Raises ToolError if a cluster does not start or a request fails."""
+    found: dict[str, list[float]] = {name: [] for name in (*TOPOLOGIES, "transformers")}
+    peer = Peer(load, dtype)
+    try:
+        for topology, flags in TOPOLOGIES.items():
+            with _cluster(load.model, dtype, flags, console) as measure:
+                for i in range(rounds):
+                    found[topology].append(measure(load))
+                    found["transformers"].append(peer.tokens_per_s())
+                    ours, theirs = found[topology][-1], found["transformers"][-1]
+                    console.print(f"{topology} {i + 1}: {ours:.1f} tokens/s, transformers {theirs:.1f}")
+    finally:
+        peer.close()
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    report = StackReport(
+        load,
+        dtype,
+        {name: tuple(values) for name, values in found.items()},
+        {name: medians[name] / medians["transformers"] for name in TOPOLOGIES},
+    )
+    _show(report, medians, console)
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+
+
+@contextmanager
+def _cluster(
+    model: str, dtype: str, flags: tuple[str, ...], console: Console
+) -> Iterator[Callable[[Load], float]]:
+    """A cluster of its own; yields what measures its output tokens per second."""
+    with tempfile.TemporaryDirectory(prefix="tsukimi-bench-") as run_dir:
+        shared = ("--run-dir", run_dir)
+        console.print(f"starting a cluster: {' '.join(flags)}")
+        up = [
+            sys.executable, "-m", "tsukimi", "up", "--detach", "--model", model, "--dtype", dtype, "--port", str(PORT),
+            "--cache", "1", *flags, *shared,
+        ]  # fmt: skip
+        started = subprocess.run(up, capture_output=True, text=True, check=False)
+        try:
+            if started.returncode:
+                raise ToolError(f"the cluster did not start: {(started.stdout + started.stderr)[-500:]}")
+            yield lambda load: _measured(where.http_url("", Path(run_dir)), load)
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "tsukimi", "down", *shared], capture_output=True, check=False
+            )
+
+
+def _measured(url: str, load: Load) -> float:
+    client = Client(url)
+    try:
+        load = replace(load, model=client.first_model())
+        words = fitting_words(client, load, never_seen())
+    finally:
+        client.close()
+    samples = uvloop.run(drive(url, "", load, words, lambda sample: None))
+    report = summarise(url, load, samples)
+    if report.failures:
+        raise ToolError(f"requests failed: {report.failures}")
+    return report.output_tokens_per_s
+
+
+def _show(report: StackReport, medians: dict[str, float], console: Console) -> None:
+    load = report.load
+    table = Table(
+        title=f"{load.model} {report.dtype}: {load.concurrency} at once, {load.input_tokens} in, {load.output_tokens} out"
+    )
+    for column in ("", "output tokens/s", "to transformers"):
+        table.add_column(column, justify="right")
+    for name, value in medians.items():
+        table.add_row(name, f"{value:.1f}", f"{report.ratios[name]:.2f}" if name in report.ratios else "")
+    console.print(table)
