@@ -58,6 +58,32 @@ class Kernels(Struct, frozen=True):
             return FLOATS
         return PAIRS if self.has_pairs else BF16
 
+    def product(
+        self,
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        outputs: int,
+        norm: torch.Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> torch.Tensor:
+        """x W^T [rows, outputs] of float rows x and packed weights; with `norm`, of the root-mean-square norm of x."""
+        y = torch.empty(len(x), outputs)
+        inputs = torch.empty_like(x)
+        self.lib.tsukimi_head(
+            torch.get_num_threads(),
+            self.kind(packed.dtype),
+            x.data_ptr(),
+            0 if norm is None else norm.data_ptr(),
+            epsilon,
+            len(x),
+            x.shape[1],
+            packed.data_ptr(),
+            outputs,
+            inputs.data_ptr(),
+            y.data_ptr(),
+        )
+        return y
+
     def pack(self, weights: torch.Tensor) -> torch.Tensor:
         """[outputs, inputs] in float32 or bfloat16 as panels: for `linear` and layers."""
         outputs, inputs = weights.shape
@@ -86,11 +112,27 @@ def kernels() -> Kernels | None:
     if not builds:
         log.warning("no_kernels", reason=f"this CPU does not run the build {wanted!r}")
         return None
-    try:
-        return load(builds[0].name)
-    except CannotBuild as e:
-        log.warning("no_kernels", reason=str(e), consequence="torch computes, several times slower")
-        return None
+    for build in builds:
+        try:
+            loaded = load(build.name)
+        except CannotBuild as e:
+            log.warning("no_kernels", reason=str(e), consequence="torch computes, several times slower")
+            return None
+        if sound(loaded):
+            return loaded
+        log.error("unsound_kernels", build=build.name, consequence="the next slower build is taken")
+    return None
+
+
+def sound(kernels: Kernels) -> bool:
+    """Whether the build computes here what torch computes: a compiler, or a CPU, may have its own ideas."""
+    random = torch.Generator().manual_seed(1)
+    x, weights = torch.randn(13, 70, generator=random), torch.randn(100, 70, generator=random)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):
+        y = kernels.product(x, kernels.pack(weights.to(dtype)), len(weights))
+        if not torch.allclose(y, x @ weights.to(dtype).float().T, atol=tolerance):
+            return False
+    return True
 
 
 @cache

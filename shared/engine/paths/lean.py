@@ -93,22 +93,7 @@ class LeanPath:
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of rows after the last layer."""
-        logits = torch.empty(len(x), self._vocab)
-        inputs = torch.empty_like(x)
-        self._kernels.lib.tsukimi_head(
-            torch.get_num_threads(),
-            self._kind,
-            x.data_ptr(),
-            self._norm.data_ptr(),
-            self._config.rms_norm_eps,
-            len(x),
-            x.shape[1],
-            self._head.data_ptr(),
-            self._vocab,
-            inputs.data_ptr(),
-            logits.data_ptr(),
-        )
-        return logits
+        return self._kernels.product(x, self._head, self._vocab, self._norm, self._config.rms_norm_eps)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

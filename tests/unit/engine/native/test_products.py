@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.native.build import BUILDS, CannotBuild, runnable  # noqa: E402
-from shared.engine.native.kernels import Kernels, load  # noqa: E402
+from shared.engine.native.kernels import Kernels, load, sound  # noqa: E402
 
 SHAPES = [(16, 8), (33, 30), (64, 600), (100, 1300), (200, 64), (1, 2)]
 """(outputs, inputs): whole panels and not, inputs of one depth and of several."""
@@ -31,23 +31,12 @@ def dtype(request: pytest.FixtureRequest) -> Any:
 
 
 def product(kernels: Kernels, x: Any, weights: Any, threads: int = 1, norm: Any = None) -> Any:
-    packed = kernels.pack(weights)
-    y = torch.full((len(x), len(weights)), float("nan"))
-    space = torch.empty_like(x)
-    kernels.lib.tsukimi_head(
-        threads,
-        kernels.kind(weights.dtype),
-        x.data_ptr(),
-        0 if norm is None else norm.data_ptr(),
-        1e-5,
-        len(x),
-        x.shape[1],
-        packed.data_ptr(),
-        len(weights),
-        space.data_ptr(),
-        y.data_ptr(),
-    )
-    return y
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return kernels.product(x, kernels.pack(weights), len(weights), norm, 1e-5)
+    finally:
+        torch.set_num_threads(before)
 
 
 def inputs(rows: int, outputs: int, inputs: int, dtype: Any) -> tuple[Any, Any]:
@@ -93,3 +82,13 @@ def test_a_bad_number_stays_in_its_row(kernels: Kernels, dtype: Any) -> None:
     y = product(kernels, x, weights)
     assert y[3].isnan().all()
     assert not y[[0, 1, 2, 4, 5, 6, 7]].isnan().any()
+
+
+def test_the_build_is_sound_and_one_that_computes_something_else_is_not(kernels: Kernels) -> None:
+    assert sound(kernels)
+
+    class Wrong(Kernels, frozen=True):
+        def product(self, x: Any, packed: Any, outputs: int, norm: Any = None, epsilon: float = 0.0) -> Any:
+            return super().product(x, packed, outputs, norm, epsilon).roll(1, 0)
+
+    assert not sound(Wrong(kernels.build, kernels.lib, kernels.panel, kernels.has_pairs))
