@@ -26,6 +26,14 @@ class EngineConfig(Struct, frozen=True):
     """Separates namespaces, e.g. of tenants."""
     backend: str = "auto"
     """What computes: auto, cpu, flashinfer; more in hardware.BACKENDS."""
+    stages: int = 1
+    """Processes that each compute a part of the layers; `threads` each."""
+    piece_tokens: int = 256
+    """Tokens that go from one stage to the next together."""
+
+
+class EngineLost(Exception):
+    """The engine can never run again: whoever needs one starts a new process."""
 
 
 class Engine(Protocol):
@@ -39,11 +47,16 @@ class Engine(Protocol):
     ) -> list[SequenceResult]:
         """Run one step over the batch; results in order. Blocks the calling thread.
 
-        Before it goes on to the next layer it calls on_layer(i): by then layer i's K and V of all the step's tokens are
-        in the pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
+        It calls on_layer(i) in order, as soon as it can: by then layer i's K and V of all the step's tokens are in the
+        pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
         (bit-equal for the toy engine; up to floating-point rounding of the logits for models).
-        A sequence that alone goes wrong gets `error`; anything that raises means the whole step is void.
+        A sequence that alone goes wrong gets `error`; anything that raises means the whole step is void, and EngineLost
+        that so is the engine.
         """
+        ...
+
+    def fault(self) -> str:
+        """Why the engine can never run again; empty while it can. Any thread may ask, during a run too."""
         ...
 
     def close(self) -> None: ...

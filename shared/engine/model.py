@@ -111,11 +111,15 @@ class ModelEngine:
             for sequence, error in zip(sequences, errors, strict=True)
         ]
 
+    def fault(self) -> str:
+        return "" if self._closed else self._forward.fault()
+
     def close(self) -> None:
         """Idempotent. The engine cannot run afterwards."""
         if self._closed:
             return
         self._closed = True
+        self._forward.close()
         del self._pages, self._forward  # tensors over the arena would keep its memory
         self._arena.close()
 

@@ -21,3 +21,11 @@ class Forward(Protocol):
         """Logits [len(keep), vocab] of the rows `keep` of a packed step; token_ids [tokens] and keep are int64 on the
         CPU. Calls after_layer(i) in order, as soon as layer i's K and V of all rows are in the pages."""
         ...
+
+    def fault(self) -> str:
+        """Why it can never run again; empty while it can. Any thread may ask."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...

@@ -27,6 +27,12 @@ class GeneralPath:
         step = _Step(self._backend, after_layer)
         return hf.forward(self._model, token_ids.to(device), positions.to(device), keep.to(device), step)
 
+    def fault(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
 
 class _Step:
     """One forward pass: what every layer calls instead of its own attention."""

@@ -36,13 +36,22 @@ def fits(config: Any, shape: AttentionShape, dtype: torch.dtype) -> bool:
 
 
 class LeanPath:
-    """Implements paths.api.Forward. Takes the model's weights: the model is of no use afterwards."""
+    """Implements paths.api.Forward; or, given a `part` of the layers, computes those alone, and what is before and behind
+    them. Takes the model's weights: the model is of no use afterwards."""
 
     def __init__(
-        self, model: Any, shape: AttentionShape, layers: Sequence[torch.Tensor], kernels: Kernels
+        self,
+        model: Any,
+        shape: AttentionShape,
+        layers: Sequence[torch.Tensor],
+        kernels: Kernels,
+        part: range | None = None,
     ) -> None:
+        blocks = list(model.model.layers)
+        self._part = range(len(blocks)) if part is None else part
+        model.model.layers = torch.nn.ModuleList()  # the weights of other parts go
         self._kernels = kernels
-        self._pages = layers
+        self._pages = [layers[i] for i in self._part]
         self._plan = StepPlan(kernels, shape)
         self._shape = shape
         self._config = model.config
@@ -50,27 +59,45 @@ class LeanPath:
         self._kind = kernels.kind(model.dtype)
         self._kept: list[torch.Tensor] = []
         """What the kernels' structures point to."""
-        self._layers = [self._packed(block, shape.reach(i)) for i, block in enumerate(model.model.layers)]
+        self._layers = [self._packed(blocks[i], shape.reach(i)) for i in self._part]
         self._norm = self._floats(model.model.norm.weight)
-        self._embedding = model.model.embed_tokens.weight.detach()
-        self._head = kernels.pack(model.lm_head.weight.detach())
+        nothing = torch.empty(0)
+        self._embedding = model.model.embed_tokens.weight.detach() if self._part.start == 0 else nothing
+        self._vocab = model.lm_head.weight.shape[0]
+        self._head = kernels.pack(model.lm_head.weight.detach()) if self._part.stop == len(blocks) else nothing
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
-        self._vocab = self._embedding.shape[0]
         self._space = _Space(0, self._config, shape)
 
     def logits(
         self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
     ) -> torch.Tensor:
+        x = self.embed(token_ids)
+        self.advance(batch, x, after_layer)
+        return self.project(x[keep])
+
+    def fault(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    # -- the steps of a pass ---------------------------------------------------------------------------------------
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Float rows [tokens, hidden]. Only where the first layer is."""
+        return self._embedding[token_ids].float()
+
+    def advance(self, batch: AttentionBatch, x: torch.Tensor, after_layer: AfterLayer) -> None:
+        """Take rows through the layers, in place."""
         self._plan.set(batch)
-        x = self._embedding[token_ids].float()
         rows = len(x)
         if rows > self._space.rows:
             self._space = _Space(rows, self._config, self._shape)
         cosines, sines = self._angles(x, batch)
         threads, call, space = torch.get_num_threads(), self._kernels.lib.tsukimi_layer, self._space.buffers
         at = (x.data_ptr(), cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
-        for i, (layer, pages) in enumerate(zip(self._layers, self._pages, strict=True)):
+        for i, layer, pages in zip(self._part, self._layers, self._pages, strict=True):
             call(
                 self._plan.handle,
                 threads,
@@ -82,7 +109,25 @@ class LeanPath:
                 pages.data_ptr(),
             )
             after_layer(i)
-        return self._project(x[keep])
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of rows after the last layer. Only where that is."""
+        logits = torch.empty(len(x), self._vocab)
+        inputs = torch.empty_like(x)
+        self._kernels.lib.tsukimi_head(
+            torch.get_num_threads(),
+            self._kind,
+            x.data_ptr(),
+            self._norm.data_ptr(),
+            self._config.rms_norm_eps,
+            len(x),
+            x.shape[1],
+            self._head.data_ptr(),
+            self._vocab,
+            inputs.data_ptr(),
+            logits.data_ptr(),
+        )
+        return logits
 
     def _angles(self, x: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [rows, head_dim / 2] of the rows' positions, scaled as the model wants them."""
@@ -90,10 +135,6 @@ class LeanPath:
         cosines, sines = self._rotary(x[None], positions)
         half = self._shape.head_dim // 2
         return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
-
-    def _project(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of rows after the last layer."""
-        return self._kernels.product(x, self._head, self._vocab, self._norm, self._config.rms_norm_eps)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

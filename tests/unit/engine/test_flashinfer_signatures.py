@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 flashinfer: Any = pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (extra `gpu`)")
 
-from shared.engine.attention.api import AttentionBatch, AttentionShape, Span  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
+
+from shared.engine.attention.api import AttentionBatch, AttentionShape, Reach, Span  # noqa: E402
 from shared.engine.attention.flashinfer import FlashInferAttention  # noqa: E402
 
 SHAPE = AttentionShape(query_heads=9, kv_heads=3, head_dim=64, block_tokens=16, scale=0.125)
@@ -92,13 +94,25 @@ def test_a_step_of_decodes(calls: list[Bound]) -> None:
     assert plan["q_data_type"] is torch.bfloat16
 
 
-def backend() -> FlashInferAttention:
+@pytest.mark.parametrize("span", [CHUNK, DECODE], ids=["prefill", "decode"])
+def test_layers_that_see_differently_far_are_planned_apart(calls: list[Bound], span: Span) -> None:
+    attention = backend(Reach(24), Reach(), Reach(24), Reach(0, 50.0))
+    attention.plan(AttentionBatch((Span(span.start, span.end, span.pages, 0),)))
+    plans = [c.arguments for c in calls if c.name.endswith(".plan")]
+    assert [(p.get("window_left", -1), p.get("logits_soft_cap")) for p in plans] == [
+        (23, None), (-1, None), (-1, 50.0),
+    ]  # fmt: skip
+    for layer in range(4):
+        forward(attention, span.tokens, layer)
+
+
+def backend(*reaches: Reach) -> FlashInferAttention:
     pages = torch.zeros(10, 2, 16, 3, 64, dtype=torch.bfloat16)
-    return FlashInferAttention(SHAPE, [pages])
+    return FlashInferAttention(replace(SHAPE, reaches=reaches), [pages] * max(1, len(reaches)))
 
 
-def forward(attention: FlashInferAttention, tokens: int) -> None:
+def forward(attention: FlashInferAttention, tokens: int, layer: int = 0) -> None:
     keys = torch.zeros(tokens, 3, 64, dtype=torch.bfloat16)
-    attention.append(0, keys, keys)
+    attention.append(layer, keys, keys)
     queries = torch.zeros(tokens, 9, 64, dtype=torch.bfloat16)
-    assert attention.run(0, queries).shape == queries.shape
+    assert attention.run(layer, queries).shape == queries.shape
