@@ -250,6 +250,22 @@ def bench_stack(
     stack.bench_stack(load, dtype, rounds, json, Console())
 
 
+@bench.command("handoff")
+def bench_handoff(
+    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    tokens: Annotated[int, typer.Option(min=16, help="Length of the prompts.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Prompts for each way, in turns.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """What sending the KVCache to another process costs: layer by layer, at the end, or not sent. Own clusters."""
+    from tsukimi.load import handoff
+    from tsukimi.load.settings import Load
+
+    load = Load(model=model, requests=1, input_tokens=tokens, output_tokens=8, ignore_eos=True)
+    handoff.bench_handoff(load, dtype, rounds, json, Console())
+
+
 @app.command()
 def logs(
     node: Annotated[str, typer.Argument(help="Whose log; default: everybody's.")] = "",

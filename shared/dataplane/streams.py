@@ -82,8 +82,18 @@ class Streams:
     """Every open stream ends in exactly one HandoffEnded or PoolWriteEnded, given by the coroutine that commits or
     aborts it; by then nothing reads its pages any more."""
 
-    def __init__(self, plane: DataPlane, layers: int, block_tokens: int, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        layers: int,
+        block_tokens: int,
+        tasks: asyncio.TaskGroup,
+        *,
+        layerwise: bool = True,
+    ) -> None:
+        """`layerwise` off: nothing is sent before a stream is committed."""
         self._plane = plane
+        self._layerwise = layerwise
         self._layers = layers
         self._block_tokens = block_tokens
         self._tasks = tasks
@@ -125,7 +135,10 @@ class Streams:
             for s in step.sequences
             for sink in self._sinks(s.attempt, True, True)
         ]
-        if not touched:
+        if not self._layerwise:
+            for sink, blocks in touched:
+                sink.owed.update(blocks)
+        if not touched or not self._layerwise:
             return None
         slices, last = sum(len(blocks) for _, blocks in touched), self._layers - 1
 

@@ -149,7 +149,9 @@ class Node(ABC):
         self._endpoint = await self._open_endpoint(self._engine)
         layout, tasks = self._engine.spec.layout, self.context.tasks
         self.plane = self._endpoint
-        self.streams = Streams(self.plane, layout.layers, layout.block_tokens, tasks)
+        self.streams = Streams(
+            self.plane, layout.layers, layout.block_tokens, tasks, layerwise=self._config.layerwise
+        )
         await self._enter("warming", "computing a first token")
         await self._warm_up(self._engine)
         await self._enter("warming", "timing the engine")

@@ -35,6 +35,8 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     """A gateway silent for so long is gone, and its requests are cancelled."""
     wedged_after_s: PositiveS = 60.0
     """An engine step that takes longer turns the node off ready until it ends."""
+    layerwise: bool = True
+    """Send each layer's KV while the next ones are computed; off: all of it after the prompt, to compare."""
     shm: bool = True
     """Move KV by shared memory to and from processes of the same host."""
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,9 +14,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
-from tsukimi import where
 from tsukimi.client import Client
 from tsukimi.errors import ToolError
+from tsukimi.load.clusters import cluster
 from tsukimi.load.drive import drive, fitting_words
 from tsukimi.load.report import summarise
 from tsukimi.load.settings import Load
@@ -31,7 +28,6 @@ TOPOLOGIES = {
 }
 """Both compute with two threads in all, as the peer does."""
 PEER_THREADS = 2
-PORT = 8190
 
 
 class StackReport(Struct, frozen=True):
@@ -83,9 +79,10 @@ def bench_stack(load: Load, dtype: str, rounds: int, json: Path | None, console:
     peer = Peer(load, dtype)
     try:
         for topology, flags in TOPOLOGIES.items():
-            with _cluster(load.model, dtype, flags, console) as measure:
+            console.print(f"starting a cluster: {' '.join(flags)}")
+            with cluster("--model", load.model, "--dtype", dtype, *flags) as url:
                 for i in range(rounds):
-                    found[topology].append(measure(load))
+                    found[topology].append(_measured(url, load))
                     found["transformers"].append(peer.tokens_per_s())
                     ours, theirs = found[topology][-1], found["transformers"][-1]
                     console.print(f"{topology} {i + 1}: {ours:.1f} tokens/s, transformers {theirs:.1f}")
@@ -103,30 +100,8 @@ def bench_stack(load: Load, dtype: str, rounds: int, json: Path | None, console:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-@contextmanager
-def _cluster(
-    model: str, dtype: str, flags: tuple[str, ...], console: Console
-) -> Iterator[Callable[[Load], float]]:
-    """A cluster of its own; yields what measures its output tokens per second."""
-    with tempfile.TemporaryDirectory(prefix="tsukimi-bench-") as run_dir:
-        shared = ("--run-dir", run_dir)
-        console.print(f"starting a cluster: {' '.join(flags)}")
-        up = [
-            sys.executable, "-m", "tsukimi", "up", "--detach", "--model", model, "--dtype", dtype, "--port", str(PORT),
-            "--cache", "1", *flags, *shared,
-        ]  # fmt: skip
-        started = subprocess.run(up, capture_output=True, text=True, check=False)
-        try:
-            if started.returncode:
-                raise ToolError(f"the cluster did not start: {(started.stdout + started.stderr)[-500:]}")
-            yield lambda load: _measured(where.http_url("", Path(run_dir)), load)
-        finally:
-            subprocess.run(
-                [sys.executable, "-m", "tsukimi", "down", *shared], capture_output=True, check=False
-            )
-
-
 def _measured(url: str, load: Load) -> float:
+    """Output tokens per second."""
     client = Client(url)
     try:
         load = replace(load, model=client.first_model())

@@ -1,0 +1,35 @@
+"""Clusters of a benchmark's own, on free ports, gone when it ends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tsukimi.errors import ToolError
+
+
+@contextmanager
+def cluster(*flags: str) -> Iterator[str]:
+    """A cluster as `tsukimi up` with these flags starts it; yields the gateway's URL. Raises ToolError if it does not
+    come up."""
+    with tempfile.TemporaryDirectory(prefix="tsukimi-bench-") as run_dir:
+        command = [sys.executable, "-m", "tsukimi"]
+        port = _free_port()
+        up = [*command, "up", "--detach", "--run-dir", run_dir, "--port", str(port), *flags]
+        started = subprocess.run(up, capture_output=True, text=True, check=False)
+        try:
+            if started.returncode:
+                raise ToolError(f"the cluster did not start: {(started.stdout + started.stderr)[-500:]}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            subprocess.run([*command, "down", "--run-dir", run_dir], capture_output=True, check=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
