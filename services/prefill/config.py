@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import replace
+
 from shared.core.prefill import PrefillConfig
+from shared.engine.api import EngineConfig
 from shared.engine.node_config import Count, NodeConfig
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
 
+STEP_TOKENS = 512
+STAGED_STEP_TOKENS = 8192
+
 
 class Config(NodeConfig, frozen=True, kw_only=True):
     max_running: Count = 4
     """Prompts that hold pages and load or compute; the others wait in line."""
-    chunk_tokens: Count = 512
-    """Most prompt tokens of one engine step."""
+    chunk_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Most prompt tokens of one engine step; 0: 512, or 8192 with stages, so that the pipeline stays full."""
+    stages: Count = 1
+    """Processes that each compute a slice of the layers, `threads` each; pieces of a prompt flow through them."""
+    piece_tokens: Count = 256
+    """Tokens that go from stage to stage together."""
+
+    def engine(self) -> EngineConfig:
+        return replace(super().engine(), stages=self.stages, piece_tokens=self.piece_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        return self.chunk_tokens or (STEP_TOKENS if self.stages == 1 else STAGED_STEP_TOKENS)
 
     def machine(
         self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
@@ -27,7 +47,7 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             context_tokens=spec.context_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
-            chunk_tokens=self.chunk_tokens,
+            chunk_tokens=self.step_tokens,
             gateway_lease_s=self.gateway_lease_s,
             eviction=self.eviction,
             cost=cost,

@@ -95,3 +95,14 @@ class Memory:
             self._map.close()
         except BufferError:
             pass
+
+
+class MappedMemory(Memory):
+    """Memory that another process allocated and touched, by a descriptor that belongs to this one from now on."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.fd = fd
+        self._map = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.view = memoryview(self._map)
+        self._closed = False

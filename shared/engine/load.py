@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.toy import ToyEngine
+from shared.protocol.errors import Invalid
 
 
 def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
@@ -15,6 +16,8 @@ def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) ->
     where the configuration alone tells.
     """
     if config.model.partition(":")[0] == "toy":
+        if config.stages > 1:
+            raise Invalid("the toy engine has no layers to share out among stages", param="stages")
         engine = ToyEngine(config, lambda done, total: progress("touching the KV pages", done / total))
         progress("ready", 1.0)
         return engine

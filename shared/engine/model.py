@@ -24,6 +24,7 @@ from shared.engine.paths import lean
 from shared.engine.paths.api import Forward
 from shared.engine.paths.general import GeneralPath
 from shared.engine.paths.lean import LeanPath
+from shared.engine.pipeline.group import start_group
 from shared.engine.sampler import Sampler
 from shared.engine.steps import refusal
 from shared.engine.weights import weights_digest
@@ -36,6 +37,10 @@ log = structlog.get_logger(__name__)
 
 Progress = Callable[[str, float], None]
 OnLayer = Callable[[int], None]
+
+_STAGES_NEED = (
+    "only models that the lean path computes, on the CPU with the C++ kernels, can be cut into stages"
+)
 
 _COSMETIC = frozenset(
     {
@@ -78,8 +83,10 @@ class ModelEngine:
         servable.require_whole_weights(folder)
         progress("readying the kernels", 0.05)  # built now, the first time on a machine
         hardware = hardware or choose(config.backend, config.dtype)
-        if config.threads > 0:
-            torch.set_num_threads(config.threads)
+        if config.stages > 1 and hardware.kernels is None:
+            raise Invalid(f"{config.stages} stages: {_STAGES_NEED}", param="stages")
+        if config.threads > 0 or config.stages > 1:
+            torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // config.stages))
         progress("loading the weights", 0.1)
         model = hf.load_model(folder, DTYPES[hardware.dtype], hardware.device)
         attention = hf.probe(model)
@@ -92,7 +99,8 @@ class ModelEngine:
             progress=lambda done, total: progress("touching the KV pages", 0.5 + 0.4 * done / total),
         )
         pages: Pages = MirroredPages(arena, hardware.device) if hardware.mirrored else SharedPages(arena)
-        engine = cls(spec, arena, pages, _forward(model, attention, pages, layout, hardware))
+        forward = _forward(config, folder, model, attention, arena, pages, hardware)
+        engine = cls(spec, arena, pages, forward)
         progress("trying one token", 0.9)
         try:
             engine._require_sound()
@@ -211,12 +219,29 @@ def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVL
     return layout
 
 
-def _forward(model: Any, seen: hf.Attention, pages: Pages, layout: KVLayout, hardware: Hardware) -> Forward:
+def _forward(
+    config: EngineConfig,
+    folder: Path,
+    model: Any,
+    seen: hf.Attention,
+    arena: Arena,
+    pages: Pages,
+    hardware: Hardware,
+) -> Forward:
     """The model by the fastest way that computes it here."""
     shape = AttentionShape(
-        seen.query_heads, seen.kv_heads, seen.head_dim, layout.block_tokens, seen.scale, seen.reaches
+        seen.query_heads, seen.kv_heads, seen.head_dim, config.block_tokens, seen.scale, seen.reaches
     )
-    if hardware.kernels is not None and lean.fits(model.config, shape, model.dtype):
+    fits = hardware.kernels is not None and lean.fits(model.config, shape, model.dtype)
+    if config.stages > 1:
+        if not fits or hardware.kernels is None:
+            raise Invalid(
+                f"{config.stages} stages of a {model.config.model_type} model: {_STAGES_NEED}", param="stages"
+            )
+        if config.stages > seen.layers:
+            raise Invalid(f"{config.stages} stages cannot share {seen.layers} layers", param="stages")
+        return start_group(config, folder, model, shape, arena, pages.layers, hardware.kernels)
+    if fits and hardware.kernels is not None:
         return LeanPath(model, shape, pages.layers, hardware.kernels)
     return GeneralPath(model, hardware.backend(shape, pages.layers))
 

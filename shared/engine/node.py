@@ -33,7 +33,7 @@ from shared.dataplane.arena import Arena
 from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
 from shared.dataplane.hello import Identity
 from shared.dataplane.streams import Streams
-from shared.engine.api import Engine
+from shared.engine.api import Engine, EngineLost
 from shared.engine.calibrate import calibrate
 from shared.engine.load import load_engine
 from shared.engine.node_config import NodeConfig
@@ -280,7 +280,11 @@ class Node(ABC):
             await self._watch_engine()
 
     async def _watch_engine(self) -> None:
+        """Raises EngineLost, which ends the process: whoever started it starts a new one."""
         assert self._runner is not None
+        assert self._engine is not None
+        if fault := self._engine.fault():
+            raise EngineLost(fault)
         wedged = self._runner.busy_s() > self._config.wedged_after_s
         if wedged == self._wedged:
             return

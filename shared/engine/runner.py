@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 
 from shared.core.steps import RunStep, StepDone, StepFailed
-from shared.engine.api import Engine
+from shared.engine.api import Engine, EngineLost
 
 JOIN_S = 2.0
 
@@ -28,7 +28,8 @@ class _Step(Struct):
 
 class EngineRunner:
     """Runs the steps it is given one after the other. Public methods are for the event loop's thread. A step that
-    raises ends as StepFailed.
+    raises ends as StepFailed; one that loses the engine does not end: its sequences are not to blame, and whoever asks
+    the engine for its fault ends the process.
 
     Steps are run once, however often they may repeat: tokens stream, and nothing needs to be interrupted.
     """
@@ -60,16 +61,21 @@ class EngineRunner:
     def _work(self) -> None:
         while (step := self._waiting.get()) is not None:
             end = self._run(step)
+            if end is None:
+                return
             try:
                 self._loop.call_soon_threadsafe(self._on_end, end)
             except RuntimeError:  # the loop has ended, and with it whoever would want to know
                 return
 
-    def _run(self, step: _Step) -> StepDone | StepFailed:
+    def _run(self, step: _Step) -> StepDone | StepFailed | None:
         command = step.command
         began = self._began = time.monotonic()
         try:
             results = tuple(self._engine.run(command.sequences, step.on_layer))
+        except EngineLost as e:
+            log.error("engine_lost", step=command.step, reason=str(e))
+            return None
         except Exception as e:
             log.exception("step_failed", step=command.step, sequences=len(command.sequences))
             return StepFailed(command.step, f"{type(e).__name__}: {e}")

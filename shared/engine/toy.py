@@ -89,6 +89,9 @@ class ToyEngine:
                 on_layer(layer)
         return [self._finish(sequence, error) for sequence, error in zip(sequences, errors, strict=True)]
 
+    def fault(self) -> str:
+        return ""
+
     def close(self) -> None:
         self._arena.close()
 

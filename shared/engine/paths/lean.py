@@ -63,8 +63,10 @@ class LeanPath:
         self._norm = self._floats(model.model.norm.weight)
         nothing = torch.empty(0)
         self._embedding = model.model.embed_tokens.weight.detach() if self._part.start == 0 else nothing
-        self._vocab = model.lm_head.weight.shape[0]
-        self._head = kernels.pack(model.lm_head.weight.detach()) if self._part.stop == len(blocks) else nothing
+        self.vocab = model.lm_head.weight.shape[0]
+        self._head = (
+            kernels.pack(model.lm_head.weight.detach()) if self._part.stop == len(blocks) else nothing
+        )
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
         self._space = _Space(0, self._config, shape)
@@ -112,7 +114,7 @@ class LeanPath:
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of rows after the last layer. Only where that is."""
-        logits = torch.empty(len(x), self._vocab)
+        logits = torch.empty(len(x), self.vocab)
         inputs = torch.empty_like(x)
         self._kernels.lib.tsukimi_head(
             torch.get_num_threads(),
@@ -123,7 +125,7 @@ class LeanPath:
             len(x),
             x.shape[1],
             self._head.data_ptr(),
-            self._vocab,
+            self.vocab,
             inputs.data_ptr(),
             logits.data_ptr(),
         )

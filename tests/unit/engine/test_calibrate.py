@@ -38,6 +38,9 @@ class PacedEngine:
     def clock(self) -> float:
         return self.now
 
+    def fault(self) -> str:
+        return ""
+
     def close(self) -> None:
         self._toy.close()
 

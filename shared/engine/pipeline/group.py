@@ -1,0 +1,183 @@
+"""The node's end of a group: it is stage 0 itself, and the other stages are its children."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from shared.dataplane.arena import Arena
+from shared.engine.api import EngineConfig, EngineLost
+from shared.engine.attention.api import AttentionBatch, AttentionShape
+from shared.engine.native.kernels import Kernels
+from shared.engine.paths.api import AfterLayer
+from shared.engine.paths.lean import LeanPath
+from shared.engine.pipeline.children import Child, start
+from shared.engine.pipeline.link import Link, LinkClosed, read_ahead
+from shared.engine.pipeline.messages import Answer, LayerWritten, PieceDone, Rows, Setup
+from shared.engine.pipeline.slices import Piece, layer_slices, pieces
+from shared.engine.pipeline.stage import raw
+
+log = structlog.get_logger(__name__)
+
+
+class GroupPath:
+    """Implements paths.api.Forward: bit for bit what LeanPath computes.
+
+    The loss of any child is the loss of all. An error of this stage or of after_layer leaves the group usable, and
+    nothing under way: no stage writes into the step's pages any more when it is raised.
+    """
+
+    def __init__(
+        self,
+        own: LeanPath,
+        part: range,
+        layers: int,
+        children: Sequence[Child],
+        onward: Link[Any],
+        piece_tokens: int,
+        block_tokens: int,
+    ) -> None:
+        """Takes the children over, which are ready. `part`: the layers of `own`."""
+        self._own = own
+        self._part = part
+        self._layers = layers
+        self._children = children
+        self._onward = onward
+        self._piece_tokens = piece_tokens
+        self._block_tokens = block_tokens
+        self._step = 0
+        self._under_way = 0
+        """Pieces sent on whose PieceDone has not come."""
+        self._fault = ""
+        self._closing = False
+        self._answers: queue.SimpleQueue[tuple[Answer, bytearray] | None] = queue.SimpleQueue()
+        """None: the group is lost."""
+        for child in children:
+            read_ahead(child.control, self._answers.put, lambda child=child: self._lose(child))  # type: ignore[misc]
+
+    def logits(
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+    ) -> torch.Tensor:
+        cut = pieces(batch, self._piece_tokens, self._block_tokens)
+        kept = [_kept(piece, keep.tolist()) for piece in cut]
+        self._step += 1
+        try:
+            for number, piece in enumerate(cut):
+                self._pass_on(piece, token_ids, [row for _, row in kept[number]], number == len(cut) - 1)
+            for layer in self._part:  # all pieces are on their way: KV travels while the others compute
+                after_layer(layer)
+            return self._collect(kept, after_layer)
+        except BaseException:
+            while self._under_way and not self._fault:
+                self._answer()
+            raise
+
+    def fault(self) -> str:
+        return self._fault
+
+    def close(self) -> None:
+        self._closing = True
+        self._onward.close()
+        for child in self._children:
+            child.close()
+
+    def _pass_on(self, piece: Piece, token_ids: torch.Tensor, keep: list[int], ends_step: bool) -> None:
+        x = self._own.embed(token_ids[piece.rows])
+        self._own.advance(piece.batch, x, _nothing)
+        try:
+            self._onward.send(Rows(self._step, piece.spans, tuple(keep), ends_step), raw(x))
+        except LinkClosed as e:
+            raise EngineLost(f"the next stage has gone: {e}") from e
+        self._under_way += 1
+
+    def _collect(self, kept: list[list[tuple[int, int]]], after_layer: AfterLayer) -> torch.Tensor:
+        """Logits of all kept rows, in their order; meanwhile tell the later layers, in theirs."""
+        rows: list[torch.Tensor] = []
+        order: list[int] = []
+        written: set[int] = set()
+        done, layer = 0, self._part.stop
+        while done < len(kept) or layer < self._layers:
+            answer, payload = self._answer()
+            if isinstance(answer, LayerWritten):
+                if answer.step == self._step:  # not a late one of a step that failed
+                    written.add(answer.layer)
+                while layer in written:  # stages tell them each for itself
+                    after_layer(layer)
+                    layer += 1
+            elif isinstance(answer, PieceDone):
+                if kept[done]:
+                    rows.append(torch.frombuffer(payload, dtype=torch.float32).view(len(kept[done]), -1))
+                    order += [at for at, _ in kept[done]]
+                done += 1
+        if not rows:
+            return torch.empty(0, self._own.vocab)
+        logits = torch.cat(rows)
+        return logits if order == sorted(order) else logits[torch.tensor(order).argsort()]
+
+    def _answer(self) -> tuple[Answer, bytearray]:
+        answer = self._answers.get()
+        if answer is None:
+            raise EngineLost(self._fault)
+        if isinstance(answer[0], PieceDone):
+            self._under_way -= 1
+        return answer
+
+    def _lose(self, child: Child) -> None:
+        """In the child's reading thread."""
+        if self._closing or self._fault:
+            return
+        self._fault = f"stage {child.stage} has gone ({child.ending()})"
+        log.error("stage_lost", stage=child.stage, pid=child.pid)
+        self._answers.put(None)
+
+
+def start_group(
+    config: EngineConfig,
+    folder: Path,
+    model: Any,
+    shape: AttentionShape,
+    arena: Arena,
+    layers: Sequence[torch.Tensor],
+    kernels: Kernels,
+) -> GroupPath:
+    """Start the other stages, and become stage 0. Blocks until all are ready. Takes the model's weights.
+
+    The calling thread must live as long as the group is to. Raises EngineLost if a stage does not start.
+    """
+    parts = layer_slices(len(layers), config.stages)
+    threads = torch.get_num_threads()
+    setups = [
+        Setup(
+            str(folder), arena.layout.dtype, kernels.build, shape, arena.layout, arena.pages,
+            part.start, part.stop, threads,
+        )
+        for part in parts[1:]
+    ]  # fmt: skip
+    children, onward = start(setups, arena.fd)
+    try:
+        own = LeanPath(model, shape, layers, kernels, parts[0])
+        for child in children:
+            child.wait_ready()
+    except BaseException:
+        onward.close()
+        for child in children:
+            child.close()
+        raise
+    return GroupPath(
+        own, parts[0], len(layers), children, onward, config.piece_tokens, arena.layout.block_tokens
+    )
+
+
+def _kept(piece: Piece, keep: list[int]) -> list[tuple[int, int]]:
+    """(index in keep, row in the piece) of the kept rows that the piece has."""
+    rows = piece.rows
+    return [(i, row - rows.start) for i, row in enumerate(keep) if rows.start <= row < rows.stop]
+
+
+def _nothing(layer: int) -> None:
+    pass

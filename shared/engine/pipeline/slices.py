@@ -1,0 +1,61 @@
+"""How work is cut: layers into stages, and the tokens of a step into pieces."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from shared.engine.attention.api import AttentionBatch, Span
+
+ALIGN = 16
+"""Pieces of a sequence end at multiples of it, and are no shorter, unless the sequence's share of the step is: kernels
+round differently for very few rows, and a cut must not change a bit."""
+
+
+class Piece(Struct, frozen=True):
+    """Rows that go through the stages together."""
+
+    rows: slice
+    """In the packed step."""
+    spans: tuple[Span, ...]
+    """first_row counts within the piece."""
+
+    @property
+    def batch(self) -> AttentionBatch:
+        return AttentionBatch(self.spans)
+
+
+def layer_slices(layers: int, stages: int) -> tuple[range, ...]:
+    """Neighbouring layers for each stage, as evenly as it goes; where it does not, the first stages take one more, since
+    the last one has the head."""
+    assert 1 <= stages <= layers
+    each, more = divmod(layers, stages)
+    slices, first = [], 0
+    for stage in range(stages):
+        end = first + each + (stage < more)
+        slices.append(range(first, end))
+        first = end
+    return tuple(slices)
+
+
+def pieces(batch: AttentionBatch, piece_tokens: int, block_tokens: int) -> list[Piece]:
+    """Cut a step into pieces of about `piece_tokens`, at most ALIGN more; in order, each row in one of them."""
+    room = most = max(piece_tokens, 2 * ALIGN)
+    made: list[Piece] = []
+    spans: list[Span] = []
+    first = row = 0
+    for span in batch.spans:
+        at = span.start
+        while at < span.end:
+            end = span.end if span.end - at <= room + ALIGN else (at + room) // ALIGN * ALIGN
+            if end - at >= min(ALIGN, span.end - at):
+                pages = span.pages[: -(-end // block_tokens)]
+                spans.append(Span(at, end, pages, row - first))
+                row += end - at
+                room -= end - at
+                at = end
+            if at < span.end or room <= 0:
+                made.append(Piece(slice(first, row), tuple(spans)))
+                spans, first, room = [], row, most
+    if spans:
+        made.append(Piece(slice(first, row), tuple(spans)))
+    return made
