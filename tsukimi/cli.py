@@ -47,6 +47,9 @@ DEFAULT_RUN_DIR = Path(".run")
 @app.command()
 def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill nodes; 0: decode nodes prefill.")] = 1,
+    prefill_stages: Annotated[
+        int, typer.Option(min=1, help="Processes of each prefill node, every one with a slice of the layers.")
+    ] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 1,
     cache: Annotated[int, typer.Option(min=0, help="Cache nodes.")] = 1,
     model: Annotated[
@@ -55,7 +58,7 @@ def up(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port, on 127.0.0.1.")] = 8000,
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads of each compute node; 0: cores shared out.")
+        int, typer.Option(min=0, help="CPU threads of each compute node or stage; 0: cores shared out.")
     ] = 0,
     kv_memory: Annotated[str, typer.Option(help="KVCache memory of each prefill and decode node.")] = "1G",
     pool_memory: Annotated[str, typer.Option(help="KVCache memory of each cache node.")] = "1G",
@@ -76,7 +79,8 @@ def up(
     from tsukimi.local import up as local
 
     options = plan.ClusterOptions(
-        prefill=prefill, decode=decode, cache=cache, model=model, dtype=dtype, port=port, threads=threads,
+        prefill=prefill, prefill_stages=prefill_stages, decode=decode, cache=cache, model=model, dtype=dtype, port=port,
+        threads=threads,
         kv_bytes=plan.parse_bytes(kv_memory), pool_bytes=plan.parse_bytes(pool_memory), policy=policy,
         settings=tuple(plan.parse_setting(s) for s in set_ or ()), modules=dict(plan.parse_module(u) for u in use or ()),
     )  # fmt: skip

@@ -32,6 +32,20 @@ def _tiny(folder: Path, backend: str = "cpu") -> Engine:
     return load_engine(EngineConfig(model, "float32", kv_bytes=32 * MB, threads=1, backend=backend), _quiet)
 
 
+def _staged(folder: Path) -> Engine:
+    """Two processes, one with two layers and one with one; pieces of 32 tokens."""
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from shared.engine.native.kernels import kernels
+    from tests.support.tiny import save_tiny
+
+    if kernels() is None:
+        pytest.skip("the kernels cannot be built here")
+    config = EngineConfig(
+        str(save_tiny(folder)), "float32", kv_bytes=32 * MB, threads=1, stages=2, piece_tokens=32
+    )
+    return load_engine(config, _quiet)
+
+
 def _reference(folder: Path) -> Engine:
     return _tiny(folder, "reference")
 
@@ -53,6 +67,7 @@ def _mirrored(folder: Path) -> Engine:
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "toy": _toy,
     "cpu": _tiny,
+    "stages": _staged,
     "reference": _reference,
     "mirrored": _mirrored,
 }

@@ -40,13 +40,15 @@ class Setting(Struct, frozen=True):
 
 class ClusterOptions(Struct, frozen=True, kw_only=True):
     prefill: int = 1
+    prefill_stages: int = 1
+    """Processes of each prefill node."""
     decode: int = 1
     cache: int = 1
     model: str = "smollm2-135m"
     dtype: str = "auto"
     port: int = 8000
     threads: int = 0
-    """Per prefill and decode node; 0: the cores shared out among them."""
+    """Per decode node and stage of a prefill node; 0: the cores shared out among them."""
     kv_bytes: int = 1 << 30
     pool_bytes: int = 1 << 30
     policy: str = ""
@@ -89,7 +91,8 @@ def parse_module(text: str) -> tuple[Role, str]:
 
 
 def threads_each(options: ClusterOptions, cores: int) -> int:
-    return options.threads or max(1, cores // max(1, options.prefill + options.decode))
+    computing = options.prefill * options.prefill_stages + options.decode
+    return options.threads or max(1, cores // max(1, computing))
 
 
 def plan(
@@ -100,11 +103,12 @@ def plan(
         "model": options.model, "dtype": options.dtype, "kv_bytes": str(options.kv_bytes),
         "threads": str(threads_each(options, os.cpu_count() or 1)),
     }  # fmt: skip
+    staged = {"stages": str(options.prefill_stages)} if options.prefill_stages > 1 else {}
     conductor = {"policy": options.policy} if options.policy else {}
     nodes: list[tuple[Role, int, dict[str, str]]] = [
         ("conductor", 1, conductor),
         ("cache", options.cache, {"pool_bytes": str(options.pool_bytes)}),
-        ("prefill", options.prefill, compute),
+        ("prefill", options.prefill, compute | staged),
         ("decode", options.decode, compute),
         ("gateway", 1, {"port": str(options.port), "model": options.model}),
     ]

@@ -83,6 +83,14 @@ def test_options_reach_the_roles_they_are_for() -> None:
     assert flags(cluster["conductor-0"])["policy"] == "random"
 
 
+def test_stages_are_the_prefill_nodes_and_share_the_cores() -> None:
+    cluster = specs(ClusterOptions(prefill_stages=3))
+    assert flags(cluster["prefill-0"])["stages"] == "3"
+    assert "stages" not in flags(cluster["decode-0"])
+    assert "stages" not in flags(specs(ClusterOptions())["prefill-0"])
+    assert threads_each(ClusterOptions(prefill=2, prefill_stages=3, decode=2), 16) == 2
+
+
 def test_the_launcher_waits_longer_than_a_service_may_drain() -> None:
     options = ClusterOptions(
         settings=(Setting("decode", "grace_s", "30"), Setting("prefill", "grace_s", "soon"))

@@ -1,0 +1,85 @@
+"""Layers into stages, tokens into pieces: nothing is lost, and no cut makes a share of very few rows."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from shared.engine.attention.api import AttentionBatch, Span
+from shared.engine.pipeline.slices import ALIGN, layer_slices, pieces
+
+BLOCK = 16
+
+
+def batch(*shares: tuple[int, int]) -> AttentionBatch:
+    """Sequences of (start, tokens)."""
+    spans, row = [], 0
+    for i, (start, tokens) in enumerate(shares):
+        pages = tuple(range(1000 * i, 1000 * i + -(-(start + tokens) // BLOCK)))
+        spans.append(Span(start, start + tokens, pages, row))
+        row += tokens
+    return AttentionBatch(tuple(spans))
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(30, 1, [30]), (30, 2, [15, 15]), (30, 4, [8, 8, 7, 7]), (3, 2, [2, 1]), (3, 3, [1, 1, 1])],
+)
+def test_layers_are_shared_out_evenly_and_the_last_stage_never_has_more(
+    layers: int, stages: int, sizes: list[int]
+) -> None:
+    slices = layer_slices(layers, stages)
+    assert [len(s) for s in slices] == sizes
+    assert list(chain(*slices)) == list(range(layers))
+
+
+def test_a_long_prompt_flows_in_equal_pieces() -> None:
+    assert [p.rows for p in pieces(batch((0, 1000)), 256, BLOCK)] == [
+        slice(0, 256), slice(256, 512), slice(512, 768), slice(768, 1000)
+    ]  # fmt: skip
+
+
+def test_a_remainder_of_a_few_rows_goes_with_the_piece_before() -> None:
+    assert [p.rows for p in pieces(batch((0, 259)), 256, BLOCK)] == [slice(0, 259)]
+
+
+def test_behind_a_cached_prefix_pieces_end_at_the_same_positions() -> None:
+    ends = [p.spans[-1].end for p in pieces(batch((21, 700)), 256, BLOCK)]
+    assert ends == [272, 528, 721]
+
+
+def test_short_sequences_share_a_piece() -> None:
+    (piece,) = pieces(batch(*[(i, 1) for i in range(32)]), 256, BLOCK)
+    assert [s.first_row for s in piece.spans] == list(range(32))
+
+
+shares = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 900)), min_size=1, max_size=8)
+
+
+@given(shares, st.integers(1, 600), st.sampled_from([16, 64, 256]))
+def test_every_row_is_in_one_piece_in_order(
+    of: list[tuple[int, int]], piece_tokens: int, block_tokens: int
+) -> None:
+    whole = batch(*of)
+    cut = pieces(whole, piece_tokens, block_tokens)
+    assert [p.rows.start for p in cut] == [0, *(p.rows.stop for p in cut[:-1])]
+    assert cut[-1].rows.stop == whole.tokens
+    flat = [
+        (s.pages[0] // 1000, position) for p in cut for s in p.spans for position in range(s.start, s.end)
+    ]
+    assert flat == [(i, position) for i, s in enumerate(whole.spans) for position in range(s.start, s.end)]
+    for piece in cut:
+        assert 0 < piece.batch.tokens == piece.rows.stop - piece.rows.start
+        assert piece.batch.tokens <= max(piece_tokens, 2 * ALIGN) + ALIGN
+        row = 0
+        for s in piece.spans:
+            assert s.first_row == row
+            assert len(s.pages) == -(-s.end // block_tokens)
+            row += s.tokens
+            share = of[s.pages[0] // 1000][1]
+            assert s.tokens >= min(ALIGN, share)
