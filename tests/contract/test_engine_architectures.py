@@ -117,6 +117,9 @@ class Watched:
         self.last = self._path.logits(*step)
         return self.last
 
+    def close(self) -> None:
+        self._path.close()
+
 
 @pytest.mark.parametrize("length", [1, 16, 33, 70])
 def test_logits_are_transformers_logits_in_chunks_and_behind_a_cached_prefix(case: Case, length: int) -> None:
