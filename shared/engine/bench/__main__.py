@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from shared.engine.bench import stages as staged
 from shared.engine.bench.worker import Worker
 from shared.engine.hardware import cpu_computes_bfloat16
 from shared.engine.native.kernels import kernels
@@ -55,18 +56,33 @@ def main(
     model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     peer_dtype: Annotated[str, typer.Option(help="transformers' format; default: the same.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each.")] = os.cpu_count() or 1,
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of each; 0: all, shared out among stages.")
+    ] = 0,
     backend: Annotated[str, typer.Option(help="The engine's backend.")] = "auto",
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "128,512,2048,6000",
     batches: Annotated[str, typer.Option(help="Sequences in a decode step.")] = "1,4,16,32",
     context: Annotated[int, typer.Option(min=1, help="Tokens before each decode step.")] = 512,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each case, in turns.")] = 3,
+    stages: Annotated[
+        int, typer.Option(min=1, help="Instead: a group of so many stages, beside one process of ours.")
+    ] = 1,
+    piece_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that go from stage to stage together.")
+    ] = 256,
     json: Annotated[Path | None, typer.Option(help="Write all samples to this file.")] = None,
 ) -> None:
     """Prefill and decode speed and peak memory, next to transformers (sdpa) in the same run. Medians of turns."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(os.devnull, "w")))  # noqa: SIM115
     if dtype == "auto":
         dtype = "bfloat16" if cpu_computes_bfloat16() else "float32"
+    threads = threads or max(1, (os.cpu_count() or 1) // stages)
+    if stages > 1:
+        lengths = _numbers(prompts, "prompts")
+        group = staged.measure(model, dtype, threads, stages, piece_tokens, lengths, rounds)
+        staged.show(group, Console(width=100))
+        _write(group, json)
+        return
     lengths, sizes = _numbers(prompts, "prompts"), _numbers(batches, "batches")
     room = max([*lengths, *(n * (context + DECODE_STEPS + 32) for n in sizes)]) + 64
     built = kernels()
@@ -88,8 +104,12 @@ def main(
     ours.close()
     theirs.close()
     _show(report, Console(width=100))
-    if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    _write(report, json)
+
+
+def _write(report: Struct, file: Path | None) -> None:
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
 def _measured(

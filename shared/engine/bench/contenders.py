@@ -42,8 +42,27 @@ class Contender(Protocol):
 class Tsukimi:
     """Implements Contender."""
 
-    def __init__(self, model: str, dtype: str, threads: int, backend: str, kv_tokens: int) -> None:
-        config = EngineConfig(model, dtype, BLOCK_TOKENS, kv_bytes=1 << 60, threads=threads, backend=backend)
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        threads: int,
+        backend: str,
+        kv_tokens: int,
+        stages: int = 1,
+        piece_tokens: int = 256,
+    ) -> None:
+        config = EngineConfig(
+            model,
+            dtype,
+            BLOCK_TOKENS,
+            kv_bytes=1 << 60,
+            threads=threads,
+            backend=backend,
+            stages=stages,
+            piece_tokens=piece_tokens,
+        )
+        self._said = -1
         self._engine = load_engine(_with_room(config, kv_tokens), lambda what, fraction: None)
         self._about = f"{self._engine.spec.layout.dtype}, {backend}"
 
@@ -61,6 +80,10 @@ class Tsukimi:
             lambda n: self._run([self._step(f"s{i}", context + n, 1, i * pages) for i in range(batch)]), steps
         )
 
+    def said(self) -> int:
+        """The latest token sampled."""
+        return self._said
+
     def about(self) -> str:
         return self._about
 
@@ -72,6 +95,7 @@ class Tsukimi:
     def _run(self, steps: list[SequenceStep]) -> None:
         for result in self._engine.run(steps):
             assert not result.error, result.error
+            self._said = result.tokens[-1]
 
 
 class Transformers:

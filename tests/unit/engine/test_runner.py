@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from shared.core.blocks import pack_tokens
 from shared.core.steps import RunStep, SequenceResult, SequenceStep, StepDone, StepFailed
-from shared.engine.api import Engine, EngineConfig
+from shared.engine.api import Engine, EngineConfig, EngineLost
 from shared.engine.load import load_engine
 from shared.engine.runner import EngineRunner
 from shared.protocol.sampling import SamplingParams
@@ -28,6 +28,7 @@ class Gated:
         self.spec, self.store = self.toy.spec, self.toy.store
         self.gate = threading.Semaphore(0)
         self.fails = False
+        self.error: Exception = MemoryError("no room")
         self.threads: set[str] = set()
 
     def run(
@@ -36,7 +37,7 @@ class Gated:
         self.threads.add(threading.current_thread().name)
         self.gate.acquire()
         if self.fails:
-            raise MemoryError("no room")
+            raise self.error
         return self.toy.run(sequences, on_layer)
 
     def fault(self) -> str:
@@ -83,6 +84,18 @@ async def test_a_step_that_raises_ends_as_failed_and_the_next_one_runs() -> None
         runner.submit(step(2))
         engine.gate.release()
         assert isinstance(await ends.get(), StepDone)
+
+
+async def test_nobody_is_blamed_for_a_step_that_lost_the_engine() -> None:
+    engine = Gated()
+    async with running(engine) as (runner, ends):
+        engine.fails, engine.error = True, EngineLost("a stage has gone")
+        runner.submit(step(1))
+        runner.submit(step(2))
+        engine.gate.release(2)
+        assert await asyncio.to_thread(runner.close)
+        assert ends.empty()
+        assert runner.busy_s() == 0.0
 
 
 async def test_how_long_the_present_step_takes() -> None:
