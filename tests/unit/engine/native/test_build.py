@@ -17,6 +17,7 @@ PORTABLE = b.BUILDS[-1]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TSUKIMI_CACHE", str(tmp_path / "models"))
+    monkeypatch.setattr(b, "COMMON", [flag.replace("-O3", "-O0") for flag in b.COMMON])
     return tmp_path / "kernels"
 
 
