@@ -10,6 +10,11 @@ ALIGN = 16
 """Pieces of a sequence end at multiples of it, and are no shorter, unless the sequence's share of the step is: kernels
 round differently for very few rows, and a cut must not change a bit."""
 
+HALVED_AT = 2048
+"""Position at which a piece is half as long as at the beginning: the costliest one is what the last stage comes late by,
+and a row costs the more attention the further back it is."""
+SHORTEST = 64
+
 
 class Piece(Struct, frozen=True):
     """Rows that go through the stages together."""
@@ -38,14 +43,16 @@ def layer_slices(layers: int, stages: int) -> tuple[range, ...]:
 
 
 def pieces(batch: AttentionBatch, piece_tokens: int, block_tokens: int) -> list[Piece]:
-    """Cut a step into pieces of about `piece_tokens`, at most ALIGN more; in order, each row in one of them."""
-    room = most = max(piece_tokens, 2 * ALIGN)
+    """Cut a step into pieces of about equal cost, each of at most `piece_tokens` + ALIGN rows; in order, each row in one
+    of them."""
     made: list[Piece] = []
     spans: list[Span] = []
-    first = row = 0
+    first = row = room = 0
     for span in batch.spans:
         at = span.start
         while at < span.end:
+            if not spans:
+                room = _length(piece_tokens, at)
             end = span.end if span.end - at <= room + ALIGN else (at + room) // ALIGN * ALIGN
             if end - at >= min(ALIGN, span.end - at):
                 pages = span.pages[: -(-end // block_tokens)]
@@ -55,7 +62,12 @@ def pieces(batch: AttentionBatch, piece_tokens: int, block_tokens: int) -> list[
                 at = end
             if at < span.end or room <= 0:
                 made.append(Piece(slice(first, row), tuple(spans)))
-                spans, first, room = [], row, most
+                spans, first = [], row
     if spans:
         made.append(Piece(slice(first, row), tuple(spans)))
     return made
+
+
+def _length(piece_tokens: int, position: int) -> int:
+    shortest = max(2 * ALIGN, min(SHORTEST, piece_tokens))
+    return max(shortest, piece_tokens * HALVED_AT // (HALVED_AT + position))

@@ -38,19 +38,21 @@ def test_layers_are_shared_out_evenly_and_the_last_stage_never_has_more(
     assert list(chain(*slices)) == list(range(layers))
 
 
-def test_a_long_prompt_flows_in_equal_pieces() -> None:
-    assert [p.rows for p in pieces(batch((0, 1000)), 256, BLOCK)] == [
-        slice(0, 256), slice(256, 512), slice(512, 768), slice(768, 1000)
-    ]  # fmt: skip
+def test_a_long_prompt_flows_in_pieces_that_shrink_as_attention_grows() -> None:
+    ends = [p.rows.stop for p in pieces(batch((0, 1000)), 256, BLOCK)]
+    assert ends == [256, 480, 672, 864, 1000]
+    sizes = [p.batch.tokens for p in pieces(batch((0, 8000)), 256, BLOCK)]
+    assert sizes[0] == 256
+    assert sizes[-2] == 64
 
 
 def test_a_remainder_of_a_few_rows_goes_with_the_piece_before() -> None:
     assert [p.rows for p in pieces(batch((0, 259)), 256, BLOCK)] == [slice(0, 259)]
 
 
-def test_behind_a_cached_prefix_pieces_end_at_the_same_positions() -> None:
+def test_behind_a_cached_prefix_pieces_end_at_aligned_positions() -> None:
     ends = [p.spans[-1].end for p in pieces(batch((21, 700)), 256, BLOCK)]
-    assert ends == [272, 528, 721]
+    assert ends == [272, 496, 688, 721]
 
 
 def test_short_sequences_share_a_piece() -> None:
