@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.native import build as b  # noqa: E402
-from shared.engine.native.kernels import kernels  # noqa: E402
+from shared.engine.native.kernels import kernels, load  # noqa: E402
 
 PORTABLE = b.BUILDS[-1]
 
@@ -22,8 +23,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def _fresh() -> None:
-    kernels.cache_clear()
+def _fresh() -> Iterator[None]:
+    """No build is loaded, neither before nor after."""
+    for remembered in (kernels, load):
+        remembered.cache_clear()
+    yield
+    for remembered in (kernels, load):
+        remembered.cache_clear()
 
 
 def test_every_cpu_runs_some_build_and_the_fastest_comes_first() -> None:
@@ -72,19 +78,13 @@ def test_a_failed_compilation_leaves_nothing(
 @pytest.mark.usefixtures("_fresh", "cache")
 def test_the_engine_goes_on_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    try:
-        assert kernels() is None
-    finally:
-        kernels.cache_clear()
+    assert kernels() is None
 
 
 @pytest.mark.usefixtures("_fresh")
 def test_a_build_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        for wanted, name in (("portable", "portable"), ("none", None), ("no-such-build", None)):
-            monkeypatch.setenv("TSUKIMI_KERNELS", wanted)
-            kernels.cache_clear()
-            found = kernels()
-            assert (found and found.build) == name
-    finally:
+    for wanted, name in (("portable", "portable"), ("none", None), ("no-such-build", None)):
+        monkeypatch.setenv("TSUKIMI_KERNELS", wanted)
         kernels.cache_clear()
+        found = kernels()
+        assert (found and found.build) == name
