@@ -1,28 +1,19 @@
-"""A group of stages computes what one process computes, to the bit, in tokens and in pages; and fails as one."""
+"""A group of stages computes what one process computes, to the bit, in tokens and in pages."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.api import Engine, EngineConfig, EngineLost  # noqa: E402
-from shared.engine.load import load_engine  # noqa: E402
+from shared.engine.api import Engine  # noqa: E402
 from shared.engine.native.kernels import kernels  # noqa: E402
-from shared.protocol.errors import Invalid  # noqa: E402
 from shared.protocol.sampling import SamplingParams  # noqa: E402
 from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
-from tests.support.until import until  # noqa: E402
-
-MB = 1 << 20
-PIECE = 128
+from tests.support.stages import MB, children, load  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -30,30 +21,8 @@ pytestmark = [
 ]
 
 
-def load(model: str | Path, stages: int, kv_bytes: int = 4 * MB, backend: str = "cpu") -> Engine:
-    config = EngineConfig(
-        str(model),
-        "float32",
-        kv_bytes=kv_bytes,
-        threads=1,
-        stages=stages,
-        piece_tokens=PIECE,
-        backend=backend,
-    )
-    return load_engine(config, lambda what, fraction: None)
-
-
 def text(length: int, seed: int = 0) -> list[int]:
     return [300 + (i * 37 + i * i * 11 + seed * 101) % 40_000 for i in range(length)]
-
-
-def children() -> list[psutil.Process]:
-    """The stages that this process has started and that live."""
-    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in alive if "shared.engine.pipeline.stage" in p.cmdline()]
-
-
-# -- the real model --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -151,98 +120,3 @@ def test_several_prompts_and_a_decoding_sequence_in_a_step_seeded(pair: Pair) ->
         said.append([r.tokens for r in results])
     assert said[0] == said[1]
     pair.check_pages()
-
-
-# -- failures --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-def tokens(length: int) -> list[int]:
-    return [7 + i % 200 for i in range(length)]
-
-
-def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(tiny: Path) -> None:
-    engine = load(tiny, 3)
-    run = Sequences(engine)
-    expected = run.prefill(tokens(600), run.pages(600)).tokens
-    for bad_layer in (0, 1, 2):
-
-        def on_layer(layer: int, bad_layer: int = bad_layer) -> None:
-            if layer == bad_layer:
-                raise OSError("nobody listens")
-
-        pages = run.pages(600)
-        with pytest.raises(OSError, match="nobody listens"):
-            run.prefill(tokens(600), pages, on_layer=on_layer)
-        layers: list[int] = []
-        assert run.prefill(tokens(600), pages, on_layer=layers.append).tokens == expected
-        assert layers == [0, 1, 2]
-    assert engine.fault() == ""
-    engine.close()
-
-
-async def test_when_a_stage_is_killed_the_engine_says_so_and_the_other_stages_end(tiny: Path) -> None:
-    engine = load(tiny, 3)
-    run = Sequences(engine)
-    run.prefill(tokens(50), run.pages(50))
-    first, second = children()
-    os.kill(second.pid, signal.SIGKILL)
-    await until(lambda: bool(engine.fault()), 10)
-    assert "stage 2" in engine.fault() or "stage 1" in engine.fault()
-    with pytest.raises(EngineLost):
-        run.prefill(tokens(300), run.pages(300))
-    engine.close()
-    assert not first.is_running()
-    assert not children()
-
-
-def test_a_stage_killed_in_the_middle_of_a_step_ends_the_step(tiny: Path) -> None:
-    engine = load(tiny, 2)
-    run = Sequences(engine)
-
-    def on_layer(layer: int) -> None:
-        for child in children():
-            child.kill()
-
-    def prefill_twice() -> None:  # the stage may have been done with the first one
-        for _ in range(2):
-            run.prefill(tokens(1000), run.pages(1000), on_layer=on_layer)
-
-    with pytest.raises(EngineLost):
-        prefill_twice()
-    engine.close()
-    assert not children()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_for_the_node_is_not_the_stages(tiny: Path, signum: int) -> None:
-    engine = load(tiny, 2)
-    os.kill(children()[0].pid, signum)
-    run = Sequences(engine)
-    assert run.prefill(tokens(50), run.pages(50)).tokens
-    engine.close()
-    assert not children()
-
-
-@pytest.mark.parametrize(
-    ("model", "backend", "stages", "reason"),
-    [
-        ("toy", "auto", 2, "toy"),
-        ("tiny", "torch", 2, "lean path"),
-        ("tiny", "cpu-general", 2, "lean path"),
-        ("tiny", "cpu", 4, "3 layers"),
-        ("gpt2", "cpu", 2, "gpt2 model"),
-    ],
-)
-def test_what_has_no_stages_is_refused(
-    tiny: Path, tmp_path: Path, model: str, backend: str, stages: int, reason: str
-) -> None:
-    folder = {"toy": "toy", "tiny": tiny}.get(model) or save_tiny(tmp_path, "GPT2", n_positions=512, n_head=4)
-    with pytest.raises(Invalid, match=reason) as refused:
-        load(folder, stages, backend=backend)
-    assert refused.value.param == "stages"
-    assert not children()

@@ -1,0 +1,32 @@
+"""Groups of stages, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from shared.engine.api import Engine, EngineConfig
+from shared.engine.load import load_engine
+
+MB = 1 << 20
+PIECE = 128
+
+
+def load(model: str | Path, stages: int, kv_bytes: int = 4 * MB, backend: str = "cpu") -> Engine:
+    config = EngineConfig(
+        str(model),
+        "float32",
+        kv_bytes=kv_bytes,
+        threads=1,
+        stages=stages,
+        piece_tokens=PIECE,
+        backend=backend,
+    )
+    return load_engine(config, lambda what, fraction: None)
+
+
+def children() -> list[psutil.Process]:
+    """The stages that this process has started and that live."""
+    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in alive if "shared.engine.pipeline.stage" in p.cmdline()]
