@@ -92,6 +92,7 @@ def test_pitfall_7_3_a_gateway_told_to_stop_finishes_its_streams(tmp_path: Path)
         assert nothing_left(processes, cluster.port)
 
 
+@pytest.mark.slow
 def test_pitfall_5_11_twenty_killed_lives_leave_nothing_in_shared_memory(cluster: Launched) -> None:
     before = set(os.listdir("/dev/shm"))
     for i in range(20):

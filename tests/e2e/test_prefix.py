@@ -32,6 +32,7 @@ def _chat(cluster: Launched, messages: list[dict[str, str]], max_tokens: int) ->
     return dict(reply.json())
 
 
+@pytest.mark.slow
 def test_the_second_turn_reports_the_reusable_prefix_rounded_down_to_a_block(cluster: Launched) -> None:
     messages = [
         {"role": "user", "content": "Tell me about the sea, the moon and the tides, in a few sentences. " * 4}
