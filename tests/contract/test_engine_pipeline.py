@@ -16,6 +16,7 @@ from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
 from tests.support.stages import MB, children, load  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(kernels() is None, reason="the kernels cannot be built here"),
 ]
@@ -74,7 +75,7 @@ def pair(plain: Engine, group: Engine) -> Pair:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("length", [1, 17, 300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [1, 17, 300, 1000])
 def test_a_prompt_and_its_answer(pair: Pair, length: int) -> None:
     pages = pair.take(length + 3)
     scores = SamplingParams(temperature=0.0, top_logprobs=5)
