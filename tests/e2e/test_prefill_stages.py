@@ -65,6 +65,7 @@ async def test_kill_dash_nine_of_a_stage_under_load_changes_no_text(
 ) -> None:
     """While some prompts are computed. The launcher starts the group anew."""
     (stage,) = stages(cluster)
+    node = psutil.Process(cluster.pid("prefill-0"))
     told = [Answer() for _ in PROMPTS]
     async with httpx.AsyncClient(base_url=cluster.url) as client, asyncio.TaskGroup() as tasks:
         for answer, prompt in zip(told, PROMPTS, strict=True):
