@@ -114,22 +114,7 @@ class LeanPath:
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of rows after the last layer. Only where that is."""
-        logits = torch.empty(len(x), self.vocab)
-        inputs = torch.empty_like(x)
-        self._kernels.lib.tsukimi_head(
-            torch.get_num_threads(),
-            self._kind,
-            x.data_ptr(),
-            self._norm.data_ptr(),
-            self._config.rms_norm_eps,
-            len(x),
-            x.shape[1],
-            self._head.data_ptr(),
-            self.vocab,
-            inputs.data_ptr(),
-            logits.data_ptr(),
-        )
-        return logits
+        return self._kernels.product(x, self._head, self.vocab, self._norm, self._config.rms_norm_eps)
 
     def _angles(self, x: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [rows, head_dim / 2] of the rows' positions, scaled as the model wants them."""
