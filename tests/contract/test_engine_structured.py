@@ -8,36 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.load import load_engine
 from shared.protocol.sampling import Grammar, SamplingParams
 from tests.support.sequences import GREEDY, Sequences, step
+from tests.support.shapes import Machine, Strict, Town
 
 pytestmark = pytest.mark.timeout(900)
 
 MOST = 160
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Town(Strict):
-    name: Literal["Arlen", "Bruma", "Castel"]
-    river: bool
-    inhabitants: int = Field(ge=0, le=99_999)
-
-
-class Part(Strict):
-    kind: Literal["wheel", "door"]
-    size: int | None = Field(ge=-9, le=99)
-
-
-class Machine(Strict):
-    parts: list[Part] = Field(min_length=1, max_length=3)
-    main: Part
 
 
 class Weather(Strict):

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import openai
 import pytest
 from openai import AsyncOpenAI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tests.support.launched import Launched, launched
+from tests.support.shapes import Machine, Strict, Town
 
 REAL = pytest.param("smollm2-135m", marks=[pytest.mark.real, pytest.mark.slow])
 MESSAGES: Any = [{"role": "user", "content": "Describe it in JSON."}]
@@ -37,26 +38,6 @@ def client(cluster: Launched) -> AsyncOpenAI:
 @pytest.fixture
 def model(cluster: Launched) -> str:
     return next(str(n["model"]) for n in cluster.status()["nodes"] if n["role"] == "decode")
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Town(Strict):
-    name: Literal["Arlen", "Bruma", "Castel"]
-    river: bool
-    inhabitants: int = Field(ge=0, le=99_999)
-
-
-class Part(Strict):
-    kind: Literal["wheel", "door"]
-    size: int | None = Field(ge=-9, le=99)
-
-
-class Machine(Strict):
-    parts: list[Part] = Field(min_length=1, max_length=3)
-    main: Part
 
 
 class Plan(Strict):
