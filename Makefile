@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
+# Test files that run side by side.
+WORKERS ?= 2
 # More for `tsukimi up`, e.g. make up ARGS="--prefill 2 --decode 2 --port 8080"
 ARGS ?=
 
@@ -27,7 +29,7 @@ down: $(RUNTIME)
 
 # All that runs in minutes on two cores, the small real model's suites included; .ci/run runs the rest.
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not slow and not compose and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not compose and not gpu"
 
 check: $(DEV)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tsukimi.errors import ToolError
 from tsukimi.local.rundir import RunDir
+from tsukimi.status import ask, to_json
 
 UP_TIMEOUT_S = 240.0
 
@@ -45,7 +49,15 @@ class Launched:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        return dict(json.loads(self.tsukimi("status", "--json")))
+        """What `tsukimi status --json` prints, without the second that a command takes to start."""
+        state = RunDir(self.run_dir).read()
+        assert state is not None, "no cluster runs here"
+        with ThreadPoolExecutor(1) as aside:  # the caller may have a loop of its own
+            found = aside.submit(asyncio.run, ask(state.nats_url))
+            try:
+                return dict(json.loads(to_json(found.result())))
+            except ToolError as e:
+                raise AssertionError(str(e)) from e
 
     def node(self, name: str) -> dict[str, Any]:
         return next(n for n in self.status()["nodes"] if n["node"] == name)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,6 +47,14 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
     while not holds():
         assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
         time.sleep(0.01)
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it runs no more, be it gone or not yet reaped by its parent."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def free_port() -> int:

@@ -28,5 +28,11 @@ def load(model: str | Path, stages: int, kv_bytes: int = 4 * MB, backend: str = 
 
 def children() -> list[psutil.Process]:
     """The stages that this process has started and that live."""
-    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in alive if "shared.engine.pipeline.stage" in p.cmdline()]
+    return [p for p in psutil.Process().children() if _is_stage(p)]
+
+
+def _is_stage(process: psutil.Process) -> bool:
+    try:
+        return "shared.engine.pipeline.stage" in process.cmdline()  # empty for a zombie
+    except psutil.NoSuchProcess:
+        return False

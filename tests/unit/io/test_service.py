@@ -21,7 +21,7 @@ from shared.protocol.cluster import NodeInfo, NodeLeft, NodeLoad, RollCall
 from tests.support.cluster import REPOSITORY
 from tests.support.echo_service import SUBJECT, Echo
 from tests.support.nats import NatsServer
-from tests.support.processes import spawn, tail
+from tests.support.processes import ended, spawn, tail
 from tests.support.until import until
 
 
@@ -237,7 +237,7 @@ async def test_pitfall_7_5_it_ends_with_the_process_it_was_started_for(
         (service,) = [p for p in family if p.cmdline()[-1] == str(parent.pid) and p.name() != "sh"]
         parent.kill()
         parent.wait()
-        await until(lambda: not service.is_running() or service.status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: ended(service))
     finally:
         for process in family:
             if process.is_running():
