@@ -28,10 +28,11 @@ def load(model: str | Path, stages: int, kv_bytes: int = 4 * MB, backend: str = 
 
 def children() -> list[psutil.Process]:
     """The stages that this process has started and that live."""
-    return [p for p in psutil.Process().children() if _is_stage(p)]
+    return [p for p in psutil.Process().children() if is_stage(p)]
 
 
-def _is_stage(process: psutil.Process) -> bool:
+def is_stage(process: psutil.Process) -> bool:
+    """Of any group; not one that has ended."""
     try:
         return "shared.engine.pipeline.stage" in process.cmdline()  # empty for a zombie
     except psutil.NoSuchProcess:
