@@ -54,8 +54,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
 class _Put(Struct):
     wanted: tuple[int, ...]
     """Indexes of the blocks to write among those offered."""
-    blocks: list[tuple[int, BlockKey, BlockKey | None]]
-    """Their (page, key, parent); keys as the pool knows them."""
+    pages: list[int]
+    keys: Sequence[BlockKey]
+    """As the pool knows them."""
+    parents: Sequence[BlockKey | None]
     expires_at: float
     fencing: bool = False
     """Its lease is over; the pages come back once no thread writes into them."""
@@ -67,7 +69,8 @@ class _Read(Struct):
 
 
 class CacheMachine:
-    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key: namespaces never meet."""
+    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key, so that namespaces never meet; but
+    those of the first namespace that comes, mostly the only one, stay as they are."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
@@ -76,6 +79,10 @@ class CacheMachine:
         self._reads: dict[c.Lease, _Read] = {}
         self._coming: dict[BlockKey, LandingId] = {}
         """Pool keys on their way under a live put."""
+        self._home: bytes | None = None
+        """The first namespace that came."""
+        self._strangers = False
+        """Blocks of other namespaces came too."""
         self._put_pages = 0
         self._read_pins = 0
         self._seq = 0
@@ -115,7 +122,7 @@ class CacheMachine:
         self._count("blocks_offered", len(event.keys))
         if event.landing in self._puts:
             return [c.GrantPut(event.landing, (), ())]
-        full = [event.namespace + key for key in event.keys]
+        full = self._pool_keys(event.namespace, event.keys)
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
         coming, content = self._coming, self.pool.content
         lacking: Sequence[int] = range(len(here), len(full))
@@ -133,8 +140,7 @@ class CacheMachine:
         parents = [full[i - 1] if i else None for i in wanted]
         coming.update(dict.fromkeys(keys, event.landing))
         self._put_pages += len(pages)
-        blocks = list(zip(pages, keys, parents, strict=True))
-        self._puts[event.landing] = _Put(wanted, blocks, now + self.config.put_lease_s)
+        self._puts[event.landing] = _Put(wanted, pages, keys, parents, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, wanted, tuple(pages))]
 
     def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
@@ -148,10 +154,10 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        came = [i in event.checksums for i in put.wanted]
-        for (page, _, _), i in compress(zip(put.blocks, put.wanted, strict=True), came):
+        came = list(map(event.checksums.__contains__, put.wanted))
+        for page, i in compress(zip(put.pages, put.wanted, strict=True), came):
             self._checksums[page] = event.checksums[i]
-        stored = self.pool.register_all(compress(put.blocks, came))
+        stored = self.pool.register_all(compress(zip(put.pages, put.keys, put.parents, strict=True), came))
         self._count("blocks_stored", stored)
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
@@ -166,14 +172,13 @@ class CacheMachine:
         if put is not None:
             if not put.fencing:
                 self._stop_coming(put)
-            pages = [page for page, _, _ in put.blocks]
-            self._put_pages -= len(pages)
-            self.pool.unpin(pages)
+            self._put_pages -= len(put.pages)
+            self.pool.unpin(put.pages)
         return []
 
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
-        for _, key, _ in put.blocks:
+        for key in put.keys:
             coming.pop(key, None)  # a put may name a block twice
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -184,12 +189,12 @@ class CacheMachine:
         room = max(0, int(self.pool.total * self.config.read_share) - self._read_pins)
         pages: list[int] = []
         if event.lease not in self._reads:
-            pages = self.pool.match([event.namespace + key for key in event.keys[:room]])
+            pages = self.pool.match(self._pool_keys(event.namespace, event.keys[:room]))
         if pages:
             self._read_pins += len(pages)
             self._reads[event.lease] = _Read(pages, now + self.config.read_lease_s)
             self._count("blocks_served", len(pages))
-        return [c.GrantRead(event.lease, tuple(pages), tuple(self._checksums[page] for page in pages))]
+        return [c.GrantRead(event.lease, tuple(pages), tuple(map(self._checksums.__getitem__, pages)))]
 
     def _close_read(self, lease: c.Lease) -> list[Command]:
         read = self._reads.pop(lease, None)
@@ -221,11 +226,13 @@ class CacheMachine:
         for first in range(0, max(len(stored), len(removed)), step):
             self._seq += 1
             part = slice(first, first + step)
-            commands.append(PublishBlocks(self._seq, _block_keys(stored[part]), _block_keys(removed[part])))
+            commands.append(
+                PublishBlocks(self._seq, self._block_keys(stored[part]), self._block_keys(removed[part]))
+            )
         return commands
 
     def _snapshot(self) -> list[Command]:
-        return [PublishSnapshot(self._seq, _block_keys(self.pool.keys()))]
+        return [PublishSnapshot(self._seq, self._block_keys(self.pool.keys()))]
 
     def _arena_laid_out(self, pages: int) -> list[Command]:
         if not self.pool.total:
@@ -236,12 +243,23 @@ class CacheMachine:
         self.pool = BlockPool(pages, POLICIES[self.config.eviction])
         self._checksums = array.array("Q", bytes(8 * pages))
 
+    def _pool_keys(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> Sequence[bytes]:
+        if self._home is None:
+            self._home = namespace
+        if namespace == self._home:
+            return keys
+        self._strangers = True
+        return [namespace + key for key in keys]
+
+    def _block_keys(self, pool_keys: tuple[bytes, ...]) -> tuple[BlockKey, ...]:
+        return tuple([key[-KEY_BYTES:] for key in pool_keys]) if self._strangers else pool_keys
+
     def _count(self, name: str, amount: int = 1) -> None:
         self.counters[name] += amount
 
     def check(self) -> None:
         self.pool.check()
-        put_pages = [page for put in self._puts.values() for page, _, _ in put.blocks]
+        put_pages = [page for put in self._puts.values() for page in put.pages]
         assert len(set(put_pages)) == len(put_pages), "two puts write into one page"
         assert len(put_pages) == self._put_pages, (
             f"{self._put_pages} pages of puts counted, {len(put_pages)} found"
@@ -255,11 +273,5 @@ class CacheMachine:
         assert self.pool.held == len(held), (
             f"{self.pool.held} pages held, but puts and reads know of {len(held)}"
         )
-        coming = {
-            key: landing for landing, put in self._puts.items() if not put.fencing for _, key, _ in put.blocks
-        }
+        coming = {key: landing for landing, put in self._puts.items() if not put.fencing for key in put.keys}
         assert coming == self._coming, "keys on their way and open puts disagree"
-
-
-def _block_keys(pool_keys: Iterable[bytes]) -> tuple[BlockKey, ...]:
-    return tuple([key[-KEY_BYTES:] for key in pool_keys])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, islice, repeat
-from operator import and_
+from operator import and_, or_
 
 from shared.protocol.ids import BlockKey, NodeId
 
@@ -54,9 +54,7 @@ class BlockIndex:
             return
         bit, holders = self._bits[node], self._holders
         held.update(keys)
-        of = holders.get
-        for key in keys:
-            holders[key] = of(key, 0) | bit
+        holders.update(zip(keys, map(or_, map(holders.get, keys, repeat(0)), repeat(bit)), strict=False))
         if len(holders) > self.max_blocks:
             self._shrink()
 

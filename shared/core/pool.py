@@ -90,29 +90,20 @@ class BlockPool:
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
         run: list[int] = []
-        where = self._by_key.get
+        where, uses, refs, revived = self._by_key.get, self._uses, self._refs, 0
         for key in keys:
             page = where(key)
             if page is None:
                 break
-            run.append(page)
-        if run:
-            self.pin(run)
-        return run
-
-    def pin(self, pages: Iterable[int]) -> None:
-        """Hold pages once more. Each must be held or cached."""
-        uses, refs, revived = self._uses, self._refs, 0
-        for page in pages:
             held = refs[page]
             if held == 0:
-                if self._keys[page] is None:
-                    raise ValueError(f"page {page} is free")
                 revived += 1
                 self._stamps[page] = 0
             refs[page] = held + 1
             uses[page].uses += 1
+            run.append(page)
         self._cached -= revived
+        return run
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
@@ -123,6 +114,7 @@ class BlockPool:
                 refs[page] = 0
             free.extend(reversed(pages))
             return
+        cached = 0
         for page in reversed(pages):
             left = refs[page] - 1
             if left < 0:
@@ -133,10 +125,11 @@ class BlockPool:
             if keys[page] is None:
                 free.append(page)
                 continue
-            self._cached += 1
+            cached += 1
             uses[page].used_at = clock
             if not children[page]:
                 heapq.heappush(self._heap, self._entry(page))
+        self._cached += cached
         if len(self._heap) > 2 * len(refs) + 64:
             self._heap = [e for e in self._heap if self._stamps[e[-1]] == e[-2]]
             heapq.heapify(self._heap)
@@ -153,6 +146,7 @@ class BlockPool:
             return 0
         refs, keys, by_key, uses = self._refs, self._keys, self._by_key, self._uses
         stored, removed, orphans, clock = self._stored, self._removed, self._orphans, self._clock
+        above, last = -1, None
         for page, key, parent in blocks:
             if refs[page] <= 0:
                 raise ValueError(f"page {page} is not held")
@@ -167,7 +161,8 @@ class BlockPool:
             by_key[key] = page
             if parent is not None:
                 self._parents[page] = parent
-                above = by_key.get(parent, -1)
+                if parent is not last:  # mostly it is: chains come in order
+                    above = by_key.get(parent, -1)
                 if above >= 0:
                     self._above[page] = above
                     self._children[above] += 1
@@ -177,6 +172,7 @@ class BlockPool:
                 self._adopt(page, orphans.pop(key))
             if not removed or removed.pop(key, True):
                 stored[key] = None
+            above, last = page, key
         new, self._clock = clock - self._clock, clock
         return new
 
@@ -223,22 +219,16 @@ class BlockPool:
         return (*self._policy.rank(self._uses[page]), stamp, page)
 
     def _make_room(self, count: int) -> None:
-        """Evict the lowest candidates until `count` pages are free. Mostly whole chains go, from their ends: a parent
-        that became a candidate meets the heap only in the search for the next one."""
+        """Evict the lowest candidates until `count` pages are free."""
         stamps, children, free, heap = self._stamps, self._children, self._free, self._heap
-        entry: Entry | None = None
         while len(free) < count:
-            if entry is not None:
-                entry = heapq.heappushpop(heap, entry)
-            elif heap:
-                entry = heapq.heappop(heap)
-            else:
+            if not heap:
                 self._evict_ancestor()
                 continue
+            entry = heapq.heappop(heap)
             page = entry[-1]
-            entry = self._evict(page) if stamps[page] == entry[-2] and not children[page] else None
-        if entry is not None:
-            heapq.heappush(heap, entry)
+            if stamps[page] == entry[-2] and not children[page]:
+                self._evict(page, count)
 
     def _evict_ancestor(self) -> None:
         """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
@@ -252,27 +242,35 @@ class BlockPool:
             self._children[page] = 0
             for child in children:
                 self._above[child] = -1
-        entry = self._evict(page)
-        if entry is not None:
-            heapq.heappush(self._heap, entry)
+        self._evict(page, 0)
 
-    def _evict(self, page: int) -> Entry | None:
-        """Of a page that no page has above it. Returns the entry of its parent if that is a candidate now."""
-        key, above = self._keys[page], self._above[page]
-        assert key is not None
-        del self._by_key[key]
-        if not self._stored or self._stored.pop(key, True):
-            self._removed[key] = None
-        self._keys[page] = None
-        self._stamps[page] = 0
-        self._cached -= 1
-        self._free.append(page)
-        if above < 0:
-            self._leave_orphans(page)
-            return None
-        self._above[page], self._parents[page] = -1, None
-        self._children[above] = left = self._children[above] - 1
-        return None if left or self._refs[above] else self._entry(above)
+    def _evict(self, page: int, count: int) -> None:
+        """Of a page that no page has above it. While fewer than `count` are free, its ancestors go too, each as long as
+        it is the lowest candidate: mostly whole chains do, and meet the heap but once."""
+        keys, aboves, parents, children = self._keys, self._above, self._parents, self._children
+        by_key, stored, removed, heap = self._by_key, self._stored, self._removed, self._heap
+        while True:
+            key, above = keys[page], aboves[page]
+            assert key is not None
+            del by_key[key]
+            if not stored or stored.pop(key, True):
+                removed[key] = None
+            keys[page] = None
+            self._stamps[page] = 0
+            self._cached -= 1
+            self._free.append(page)
+            if above < 0:
+                self._leave_orphans(page)
+                return
+            aboves[page], parents[page] = -1, None
+            children[above] = left = children[above] - 1
+            if left or self._refs[above]:
+                return
+            entry = self._entry(above)
+            if len(self._free) >= count or (heap and heap[0] < entry):
+                heapq.heappush(heap, entry)
+                return
+            page = above
 
     def _leave_orphans(self, page: int) -> None:
         """An evicted page no longer waits for its parent, if it has one."""

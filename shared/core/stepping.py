@@ -34,9 +34,10 @@ class Stepper(Generic[S]):
         assert self.out is None, "a step is out"
         self.step += 1
         self.out, self._up_to, self._interrupted = plan, up_to, False
-        rows = [sequence_step(sequence, tokens) for sequence, tokens in plan]
-        for sequence, _ in plan:
+        rows = []
+        for sequence, tokens in plan:
             sequence.in_step = True
+            rows.append(sequence_step(sequence, tokens))
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
@@ -51,12 +52,13 @@ class Stepper(Generic[S]):
         plan = self._take_back(event.step)
         if plan is None:
             return None
-        if len(event.results) == len(plan):
-            rows = [
-                (s, n, r) for (s, n), r in zip(plan, event.results, strict=True) if s.attempt == r.attempt
-            ]
-            if len(rows) == len(plan):  # nearly always
-                return rows
+        rows = []
+        for (sequence, tokens), result in zip(plan, event.results, strict=False):
+            if sequence.attempt != result.attempt:
+                break
+            rows.append((sequence, tokens, result))
+        if len(rows) == len(plan) == len(event.results):  # nearly always
+            return rows
         by_attempt = {r.attempt: r for r in event.results}
         return [(s, n, by_attempt.get(s.attempt) or no_result(s.attempt)) for s, n in plan]
 
@@ -69,6 +71,11 @@ class Stepper(Generic[S]):
             return [plan[0][0]]
         self._suspects.extend(s for s, _ in plan)
         return []
+
+    @property
+    def suspecting(self) -> bool:
+        """Whether some sequence has yet to run alone."""
+        return bool(self._suspects)
 
     def suspects_first(self, rows: list[S]) -> list[S]:
         """Of the sequences that could run, those that may run together: one suspect alone, while there are any."""
