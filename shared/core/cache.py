@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ CacheEvent = (
     | c.ReadOpened | c.ReadClosed | Ticked | SnapshotWanted
 )  # fmt: skip
 CacheCommand = c.GrantPut | c.ConfirmPut | c.FencePut | c.GrantRead | PublishBlocks | PublishSnapshot
+
+T = TypeVar("T")
 
 COUNTERS = (
     "puts", "puts_aborted", "puts_expired", "blocks_offered", "blocks_stored", "blocks_evicted", "blocks_refused",
@@ -55,9 +57,9 @@ class _Put(Struct):
     wanted: tuple[int, ...]
     """Indexes of the blocks to write among those offered."""
     pages: list[int]
-    keys: Sequence[BlockKey]
+    keys: tuple[BlockKey, ...]
     """As the pool knows them."""
-    parents: Sequence[BlockKey | None]
+    parents: tuple[BlockKey | None, ...]
     expires_at: float
     fencing: bool = False
     """Its lease is over; the pages come back once no thread writes into them."""
@@ -136,8 +138,7 @@ class CacheMachine:
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
         wanted = tuple(lacking[: len(pages)])
-        keys = [full[i] for i in wanted]
-        parents = [full[i - 1] if i else None for i in wanted]
+        keys, parents = _picked(full, wanted), _picked((None, *full), wanted)
         coming.update(dict.fromkeys(keys, event.landing))
         self._put_pages += len(pages)
         self._puts[event.landing] = _Put(wanted, pages, keys, parents, now + self.config.put_lease_s)
@@ -154,10 +155,15 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        came = list(map(event.checksums.__contains__, put.wanted))
-        for page, i in compress(zip(put.pages, put.wanted, strict=True), came):
-            self._checksums[page] = event.checksums[i]
-        stored = self.pool.register_all(compress(zip(put.pages, put.keys, put.parents, strict=True), came))
+        pages, keys, parents, wanted = put.pages, put.keys, put.parents, put.wanted
+        came = [i in event.checksums for i in wanted]
+        if not all(came):
+            pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
+            parents, wanted = tuple(compress(parents, came)), tuple(compress(wanted, came))
+        known, told = self._checksums, event.checksums
+        for page, i in zip(pages, wanted, strict=True):
+            known[page] = told[i]
+        stored = self.pool.register_all(zip(pages, keys, parents, strict=True))
         self._count("blocks_stored", stored)
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
@@ -179,7 +185,8 @@ class CacheMachine:
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
         for key in put.keys:
-            coming.pop(key, None)  # a put may name a block twice
+            if key in coming:  # a put may name a block twice
+                del coming[key]
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -194,7 +201,7 @@ class CacheMachine:
             self._read_pins += len(pages)
             self._reads[event.lease] = _Read(pages, now + self.config.read_lease_s)
             self._count("blocks_served", len(pages))
-        return [c.GrantRead(event.lease, tuple(pages), tuple(map(self._checksums.__getitem__, pages)))]
+        return [c.GrantRead(event.lease, tuple(pages), tuple([self._checksums[page] for page in pages]))]
 
     def _close_read(self, lease: c.Lease) -> list[Command]:
         read = self._reads.pop(lease, None)
@@ -243,13 +250,13 @@ class CacheMachine:
         self.pool = BlockPool(pages, POLICIES[self.config.eviction])
         self._checksums = array.array("Q", bytes(8 * pages))
 
-    def _pool_keys(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> Sequence[bytes]:
+    def _pool_keys(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> tuple[bytes, ...]:
         if self._home is None:
             self._home = namespace
         if namespace == self._home:
             return keys
         self._strangers = True
-        return [namespace + key for key in keys]
+        return tuple([namespace + key for key in keys])
 
     def _block_keys(self, pool_keys: tuple[bytes, ...]) -> tuple[BlockKey, ...]:
         return tuple([key[-KEY_BYTES:] for key in pool_keys]) if self._strangers else pool_keys
@@ -275,3 +282,11 @@ class CacheMachine:
         )
         coming = {key: landing for landing, put in self._puts.items() if not put.fencing for key in put.keys}
         assert coming == self._coming, "keys on their way and open puts disagree"
+
+
+def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:
+    """Those at places that grow: mostly a run."""
+    first, last = places[0], places[-1]
+    if last - first < len(places):
+        return items[first : last + 1]
+    return tuple([items[i] for i in places])

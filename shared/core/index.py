@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, islice, repeat
-from operator import and_, or_
+from operator import and_
 
 from shared.protocol.ids import BlockKey, NodeId
 
@@ -54,7 +54,8 @@ class BlockIndex:
             return
         bit, holders = self._bits[node], self._holders
         held.update(keys)
-        holders.update(zip(keys, map(or_, map(holders.get, keys, repeat(0)), repeat(bit)), strict=False))
+        for key in keys:
+            holders[key] = holders[key] | bit if key in holders else bit
         if len(holders) > self.max_blocks:
             self._shrink()
 
