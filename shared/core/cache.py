@@ -120,8 +120,9 @@ class CacheMachine:
     # -- puts ----------------------------------------------------------------------------------------------------------
 
     def _open_put(self, event: c.PutOpened, now: float) -> list[Command]:
-        self._count("puts")
-        self._count("blocks_offered", len(event.keys))
+        counters = self.counters
+        counters["puts"] += 1
+        counters["blocks_offered"] += len(event.keys)
         if event.landing in self._puts:
             return [c.GrantPut(event.landing, (), ())]
         full = self._pool_keys(event.namespace, event.keys)
@@ -134,7 +135,7 @@ class CacheMachine:
         share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)
-        self._count("blocks_refused", len(lacking) - len(pages))
+        counters["blocks_refused"] += len(lacking) - len(pages)
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
         wanted = tuple(lacking[: len(pages)])
@@ -164,13 +165,13 @@ class CacheMachine:
         for page, i in zip(pages, wanted, strict=True):
             known[page] = told[i]
         stored = self.pool.register_all(zip(pages, keys, parents, strict=True))
-        self._count("blocks_stored", stored)
+        self.counters["blocks_stored"] += stored
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
 
     def _abort_put(self, landing: LandingId) -> list[Command]:
         if landing in self._puts:
-            self._count("puts_aborted")
+            self.counters["puts_aborted"] += 1
         return self._drop_put(landing)
 
     def _drop_put(self, landing: LandingId) -> list[Command]:
@@ -191,8 +192,9 @@ class CacheMachine:
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     def _open_read(self, event: c.ReadOpened, now: float) -> list[Command]:
-        self._count("reads")
-        self._count("blocks_asked", len(event.keys))
+        counters = self.counters
+        counters["reads"] += 1
+        counters["blocks_asked"] += len(event.keys)
         room = max(0, int(self.pool.total * self.config.read_share) - self._read_pins)
         pages: list[int] = []
         if event.lease not in self._reads:
@@ -200,7 +202,7 @@ class CacheMachine:
         if pages:
             self._read_pins += len(pages)
             self._reads[event.lease] = _Read(pages, now + self.config.read_lease_s)
-            self._count("blocks_served", len(pages))
+            counters["blocks_served"] += len(pages)
         return [c.GrantRead(event.lease, tuple(pages), tuple([self._checksums[page] for page in pages]))]
 
     def _close_read(self, lease: c.Lease) -> list[Command]:
@@ -214,11 +216,11 @@ class CacheMachine:
 
     def _expire(self, now: float) -> list[Command]:
         for lease in [lease for lease, read in self._reads.items() if read.expires_at <= now]:
-            self._count("reads_expired")
+            self.counters["reads_expired"] += 1
             self._close_read(lease)
         late = {k: put for k, put in self._puts.items() if put.expires_at <= now and not put.fencing}
         for put in late.values():
-            self._count("puts_expired")
+            self.counters["puts_expired"] += 1
             put.fencing = True
             self._stop_coming(put)
         return [c.FencePut(landing) for landing in late]
@@ -227,7 +229,7 @@ class CacheMachine:
 
     def _changes(self) -> list[Command]:
         stored, removed = self.pool.take_changes()
-        self._count("blocks_evicted", len(removed))
+        self.counters["blocks_evicted"] += len(removed)
         step = self.config.publish_keys
         commands: list[Command] = []
         for first in range(0, max(len(stored), len(removed)), step):
@@ -260,9 +262,6 @@ class CacheMachine:
 
     def _block_keys(self, pool_keys: tuple[bytes, ...]) -> tuple[BlockKey, ...]:
         return tuple([key[-KEY_BYTES:] for key in pool_keys]) if self._strangers else pool_keys
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        self.counters[name] += amount
 
     def check(self) -> None:
         self.pool.check()

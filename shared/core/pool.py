@@ -89,11 +89,11 @@ class BlockPool:
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
         run: list[int] = []
-        where, uses, refs, revived = self._by_key.get, self._uses, self._refs, 0
+        where, uses, refs, revived = self._by_key, self._uses, self._refs, 0
         for key in keys:
-            page = where(key)
-            if page is None:
+            if key not in where:
                 break
+            page = where[key]
             held = refs[page]
             if held == 0:
                 revived += 1
@@ -113,22 +113,24 @@ class BlockPool:
                 refs[page] = 0
             free.extend(reversed(pages))
             return
-        cached = 0
+        others = 0
         for page in reversed(pages):
             left = refs[page] - 1
-            if left < 0:
-                raise ValueError(f"page {page} is not held")
-            refs[page] = left
             if left:
+                if left < 0:
+                    raise ValueError(f"page {page} is not held")
+                refs[page] = left
+                others += 1
                 continue
+            refs[page] = 0
             if keys[page] is None:
                 free.append(page)
+                others += 1
                 continue
-            cached += 1
             uses[page].used_at = clock
             if not children[page]:
                 heappush(self._heap, self._entry(page))
-        self._cached += cached
+        self._cached += len(pages) - others
         if len(self._heap) > 2 * len(refs) + 64:
             self._heap = [e for e in self._heap if self._stamps[e[-1]] == e[-2]]
             heapify(self._heap)

@@ -52,13 +52,11 @@ class Stepper(Generic[S]):
         plan = self._take_back(event.step)
         if plan is None:
             return None
-        rows = []
-        for (sequence, tokens), result in zip(plan, event.results, strict=False):
-            if sequence.attempt != result.attempt:
-                break
-            rows.append((sequence, tokens, result))
-        if len(rows) == len(plan) == len(event.results):  # nearly always
-            return rows
+        results = event.results
+        if len(results) == len(plan):
+            rows = [(s, n, r) for (s, n), r in zip(plan, results, strict=True) if s.attempt == r.attempt]
+            if len(rows) == len(plan):  # nearly always
+                return rows
         by_attempt = {r.attempt: r for r in event.results}
         return [(s, n, by_attempt.get(s.attempt) or no_result(s.attempt)) for s, n in plan]
 

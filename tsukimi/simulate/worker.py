@@ -57,7 +57,8 @@ class SimulatedWorker:
         self.engine = CostEngine(cost, self._timeline, self.feed, ran)
         self._handoffs: dict[AttemptId, Handoff] = {}
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
-        self._reported: tuple[AttemptId, ...] = ()
+        self._turnover = -1
+        """The machine's when a report was last asked for."""
         self._do: dict[type, Callable[[Any], None]] = {
             w.Reply: peers.answer,
             w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
@@ -93,9 +94,8 @@ class SimulatedWorker:
         machine = self.machine
         for command in machine.handle(event, self._timeline.now):
             self._do[type(command)](command)
-        attempts = machine.attempts()
-        if attempts is not self._reported:
-            self._reported = attempts
+        if machine.turnover != self._turnover:
+            self._turnover = machine.turnover
             self._peers.report_soon(self)
 
     # -- commands ----------------------------------------------------------------------------------------------------
