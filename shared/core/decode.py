@@ -46,28 +46,15 @@ class DecodeMachine(ReservingMachine):
                 self._commands.append(interrupt)
 
     def _run_on(self) -> bool:
-        """The next step of a batch that only decodes, in one pass: nearly always. False: there is more to think of."""
-        config, plan = self.config, []
+        """Launch the next step of a batch that only decodes: nearly always. False: there is more to think of."""
+        config = self.config
         if len(self._active) > config.max_running or self._stepper.suspecting:
             return False
-        repeats, block_tokens = config.max_repeat, config.block_tokens
-        for s in self._active.values():
-            if s.fetching >= 0:
-                continue
-            computed, prompt, wanted = s.computed, s.prompt_tokens, s.wanted
-            room = len(s.pages) * block_tokens - computed
-            if computed < prompt or room <= 0:
-                return False
-            left = prompt + s.max_new_tokens - wanted
-            if left < repeats:
-                repeats = left
-            if room < repeats:
-                repeats = room
-            plan.append((s, wanted - computed))
-        if not plan:
+        step = self._stepper.launch_decoding(self._active.values(), config.block_tokens, config.max_repeat)
+        if step is None:
             return False
         self._newcomer = self._stalled = False
-        self._commands.append(self._stepper.launch(plan, repeats))
+        self._commands.append(step)
         return True
 
     def _runnable(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from shared.core.blocks import TOKEN_BYTES
@@ -38,6 +39,39 @@ class Stepper(Generic[S]):
         for sequence, tokens in plan:
             sequence.in_step = True
             rows.append(sequence_step(sequence, tokens))
+        return RunStep(self.step, tuple(rows), up_to)
+
+    def launch_decoding(self, sequences: Iterable[S], block_tokens: int, up_to: int) -> RunStep | None:
+        """`launch` for those whose prefix is there, all in one pass, repeated until one of them is complete or has no
+        page. None, and no change, if one is not decoding, has no page now, or there is none."""
+        plan, rows = [], []
+        for s in sequences:
+            if s.fetching >= 0:
+                continue
+            start, prompt, wanted, pages = s.computed, s.prompt_tokens, s.wanted, len(s.pages)
+            room = pages * block_tokens - start
+            if start < prompt or room <= 0:
+                return None
+            left = prompt + s.max_new_tokens - wanted
+            if left < up_to:
+                up_to = left
+            if room < up_to:
+                up_to = room
+            plan.append((s, wanted - start))
+            if s.looks_back:
+                rows.append(sequence_step(s, wanted - start))
+                continue
+            table = s.page_table
+            if len(table) != pages:
+                table = s.table()
+            last = s.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
+            rows.append(SequenceStep(s.attempt, start, wanted - start, last, table, s.sampling))
+        if not plan:
+            return None
+        for s, _ in plan:
+            s.in_step = True
+        self.step += 1
+        self.out, self._up_to, self._interrupted = plan, up_to, False
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
