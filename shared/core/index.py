@@ -140,10 +140,11 @@ class Match:
     def run_of_any(self, nodes: Sequence[NodeId]) -> int:
         """Length of the leading run whose every block is held by one of the nodes or another."""
         runs, run = self.runs, 0
+        if not runs:
+            return 0
         for node in nodes:
-            own = runs.get(node, 0)
-            if own > run:
-                run = own
+            if node in runs and runs[node] > run:
+                run = runs[node]
         if not run or run == len(self._masks):
             return run
         group = 0

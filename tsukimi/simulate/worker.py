@@ -17,7 +17,7 @@ from shared.protocol.requests import TokenDelta
 from tsukimi.simulate.engine import CostEngine, Ran
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.pool import Publish, SimulatedCache
-from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite
+from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite, Sizes
 
 
 class Peers(Protocol):
@@ -50,6 +50,7 @@ class SimulatedWorker:
         self.ref = ref
         self.machine = machine
         self._spec = spec
+        self._sizes = Sizes.of(spec.layout)
         self._cost = cost
         self._peers = peers
         self._publish = publish
@@ -112,18 +113,18 @@ class SimulatedWorker:
 
     def _fetch(self, command: t.FetchBlocks) -> None:
         cache = self._peers.caches[command.source.holder.node]
-        Fetch(command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, cache)
+        Fetch(command, self._sizes, self._peers.hosts, self.ref.host, self.feed, cache)
 
     def _open_handoff(self, command: t.OpenHandoff) -> None:
         decode = self._peers.workers[command.target.decode.node]
         self._handoffs[command.attempt] = Handoff(
-            command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, decode.feed
+            command, self._sizes, self._peers.hosts, self.ref.host, self.feed, decode.feed
         )
 
     def _open_pool_write(self, command: t.OpenPoolWrite) -> None:
         self._pool_writes[command.attempt] = PoolWrite(
             command,
-            self._spec.layout,
+            self._sizes,
             self._peers.hosts,
             self.ref.host,
             self.feed,
