@@ -1,24 +1,23 @@
-"""The console command `tsukimi`."""
+"""The console command `tsukimi`.
+
+Each command imports what it needs when it runs: nobody waits for the others' modules.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from shared.protocol.errors import TsukimiError
-from tsukimi import replay
 from tsukimi.errors import ToolError
-from tsukimi.local.rundir import RunDir
 from tsukimi.simulate.command import simulate
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -75,9 +74,13 @@ def up(
     ] = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C or `tsukimi down`."""
+    from rich.console import Console
+
     from tsukimi.local import plan
     from tsukimi.local import up as local
+    from tsukimi.local.rundir import RunDir
 
+    _log_nothing()
     options = plan.ClusterOptions(
         prefill=prefill, prefill_stages=prefill_stages, decode=decode, cache=cache, model=model, dtype=dtype, port=port,
         threads=threads,
@@ -98,6 +101,7 @@ def down(
     ] = False,
 ) -> None:
     """Stop the local cluster."""
+    from tsukimi.local.rundir import RunDir
     from tsukimi.local.stop import down as stop
 
     typer.echo(stop(RunDir(run_dir), kill=kill))
@@ -110,9 +114,12 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
 ) -> None:
     """Show every node: stage, load, KV blocks, hit rate."""
+    import asyncio
+
     from tsukimi import status as st
     from tsukimi import where
 
+    _log_nothing()
     found = asyncio.run(st.ask(where.nats_url(nats_url, run_dir)))
     if json:
         typer.echo(st.to_json(found))
@@ -132,6 +139,8 @@ def chat(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Talk to the model."""
+    from rich.console import Console
+
     from tsukimi import chat as ch
     from tsukimi import where
     from tsukimi.client import Client
@@ -156,6 +165,8 @@ def bench_prefix(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Time to first token with a long shared prefix: cold, and found in the pool."""
+    from rich.console import Console
+
     from tsukimi import bench as be
     from tsukimi import where
     from tsukimi.client import Client
@@ -244,6 +255,8 @@ def bench_stack(
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Clusters of two threads in all, beside transformers' static generate with two. Starts its own clusters."""
+    from rich.console import Console
+
     from tsukimi.load import stack
     from tsukimi.load.settings import Load
 
@@ -263,6 +276,8 @@ def bench_handoff(
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """What sending the KVCache to another process costs: layer by layer, at the end, or not sent. Own clusters."""
+    from rich.console import Console
+
     from tsukimi.load import handoff
     from tsukimi.load.settings import Load
 
@@ -277,7 +292,7 @@ def logs(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Print the end of the local cluster's logs."""
-    from tsukimi.local.rundir import display_path, tail
+    from tsukimi.local.rundir import RunDir, display_path, tail
 
     logs = sorted(RunDir(run_dir).logs.glob("*.log"))
     if not logs:
@@ -301,20 +316,46 @@ def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")]
 
 
 app.command("simulate")(simulate)
-app.command("replay")(replay.command)
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(help="A file written by a service's --record.")],
+) -> None:
+    """Replay a recorded node's events through its machine and compare the commands."""
+    from tsukimi import replay as re
+
+    result = re.replay(recording)
+    typer.echo(re.summary(result))
+    if result.difference is not None:
+        raise ToolError(re.explain(result.difference))
+    typer.echo("identical")
 
 
 def wide_console() -> Console:
     """A terminal as it is; a pipe or file has no edge to break lines at."""
+    from rich.console import Console
+
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
+def _log_nothing() -> None:
+    """The modules that a command shares with services log; a tool says what there is to say itself."""
+    import logging
+
+    import structlog
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
 def main() -> None:
     """Runs the command; what goes wrong on purpose becomes one sentence on stderr."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         app()
     except (ToolError, TsukimiError) as e:
+        from rich.console import Console
+        from rich.text import Text
+
         Console(stderr=True).print(Text(f"tsukimi: {e}"), soft_wrap=True)
         sys.exit(e.exit_code if isinstance(e, ToolError) else 1)

@@ -11,10 +11,9 @@ import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 from msgspec import Struct
 
 from shared.core import (
@@ -104,20 +103,16 @@ def replay(path: Path, *, check: bool = True) -> Replay:
     return result
 
 
-def command(
-    recording: Annotated[Path, typer.Argument(help="A file written by a service's --record.")],
-) -> None:
-    """Replay a recorded node's events through its machine and compare the commands."""
-    result = replay(recording)
+def summary(result: Replay) -> str:
     restarts = f", {result.restarts} restarts" if result.restarts else ""
-    typer.echo(f"{result.machine}: {result.events} events, {result.commands} commands{restarts}")
-    if result.difference is not None:
-        d = result.difference
-        raise ToolError(
-            f"record {d.record} is answered otherwise.\n"
-            f"  event    {d.event}\n  recorded {d.recorded}\n  replayed {d.replayed}"
-        )
-    typer.echo("identical")
+    return f"{result.machine}: {result.events} events, {result.commands} commands{restarts}"
+
+
+def explain(difference: Difference) -> str:
+    return (
+        f"record {difference.record} is answered otherwise.\n"
+        f"  event    {difference.event}\n  recorded {difference.recorded}\n  replayed {difference.replayed}"
+    )
 
 
 Record = tuple[float, Any, list[Any]]

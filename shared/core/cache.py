@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ CacheEvent = (
     | c.ReadOpened | c.ReadClosed | Ticked | SnapshotWanted
 )  # fmt: skip
 CacheCommand = c.GrantPut | c.ConfirmPut | c.FencePut | c.GrantRead | PublishBlocks | PublishSnapshot
+
+T = TypeVar("T")
 
 COUNTERS = (
     "puts", "puts_aborted", "puts_expired", "blocks_offered", "blocks_stored", "blocks_evicted", "blocks_refused",
@@ -54,8 +56,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
 class _Put(Struct):
     wanted: tuple[int, ...]
     """Indexes of the blocks to write among those offered."""
-    blocks: list[tuple[int, BlockKey, BlockKey | None]]
-    """Their (page, key, parent); keys as the pool knows them."""
+    pages: list[int]
+    keys: tuple[BlockKey, ...]
+    """As the pool knows them."""
+    parents: tuple[BlockKey | None, ...]
     expires_at: float
     fencing: bool = False
     """Its lease is over; the pages come back once no thread writes into them."""
@@ -67,7 +71,8 @@ class _Read(Struct):
 
 
 class CacheMachine:
-    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key: namespaces never meet."""
+    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key, so that namespaces never meet; but
+    those of the first namespace that comes, mostly the only one, stay as they are."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
@@ -76,6 +81,10 @@ class CacheMachine:
         self._reads: dict[c.Lease, _Read] = {}
         self._coming: dict[BlockKey, LandingId] = {}
         """Pool keys on their way under a live put."""
+        self._home: bytes | None = None
+        """The first namespace that came."""
+        self._strangers = False
+        """Blocks of other namespaces came too."""
         self._put_pages = 0
         self._read_pins = 0
         self._seq = 0
@@ -111,11 +120,12 @@ class CacheMachine:
     # -- puts ----------------------------------------------------------------------------------------------------------
 
     def _open_put(self, event: c.PutOpened, now: float) -> list[Command]:
-        self._count("puts")
-        self._count("blocks_offered", len(event.keys))
+        counters = self.counters
+        counters["puts"] += 1
+        counters["blocks_offered"] += len(event.keys)
         if event.landing in self._puts:
             return [c.GrantPut(event.landing, (), ())]
-        full = [event.namespace + key for key in event.keys]
+        full = self._pool_keys(event.namespace, event.keys)
         here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
         coming, content = self._coming, self.pool.content
         lacking: Sequence[int] = range(len(here), len(full))
@@ -125,16 +135,14 @@ class CacheMachine:
         share = int(self.pool.total * self.config.put_share) - self._put_pages
         pages = self.pool.allocate(max(0, min(len(lacking), share, self.pool.available))) or []
         self.pool.unpin(here)
-        self._count("blocks_refused", len(lacking) - len(pages))
+        counters["blocks_refused"] += len(lacking) - len(pages)
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
         wanted = tuple(lacking[: len(pages)])
-        keys = [full[i] for i in wanted]
-        parents = [full[i - 1] if i else None for i in wanted]
+        keys, parents = _picked(full, wanted), _picked((None, *full), wanted)
         coming.update(dict.fromkeys(keys, event.landing))
         self._put_pages += len(pages)
-        blocks = list(zip(pages, keys, parents, strict=True))
-        self._puts[event.landing] = _Put(wanted, blocks, now + self.config.put_lease_s)
+        self._puts[event.landing] = _Put(wanted, pages, keys, parents, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, wanted, tuple(pages))]
 
     def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
@@ -148,17 +156,22 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        came = [i in event.checksums for i in put.wanted]
-        for (page, _, _), i in compress(zip(put.blocks, put.wanted, strict=True), came):
-            self._checksums[page] = event.checksums[i]
-        stored = self.pool.register_all(compress(put.blocks, came))
-        self._count("blocks_stored", stored)
+        pages, keys, parents, wanted = put.pages, put.keys, put.parents, put.wanted
+        came = [i in event.checksums for i in wanted]
+        if not all(came):
+            pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
+            parents, wanted = tuple(compress(parents, came)), tuple(compress(wanted, came))
+        known, told = self._checksums, event.checksums
+        for page, i in zip(pages, wanted, strict=True):
+            known[page] = told[i]
+        stored = self.pool.register_all(zip(pages, keys, parents, strict=True))
+        self.counters["blocks_stored"] += stored
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
 
     def _abort_put(self, landing: LandingId) -> list[Command]:
         if landing in self._puts:
-            self._count("puts_aborted")
+            self.counters["puts_aborted"] += 1
         return self._drop_put(landing)
 
     def _drop_put(self, landing: LandingId) -> list[Command]:
@@ -166,30 +179,31 @@ class CacheMachine:
         if put is not None:
             if not put.fencing:
                 self._stop_coming(put)
-            pages = [page for page, _, _ in put.blocks]
-            self._put_pages -= len(pages)
-            self.pool.unpin(pages)
+            self._put_pages -= len(put.pages)
+            self.pool.unpin(put.pages)
         return []
 
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
-        for _, key, _ in put.blocks:
-            coming.pop(key, None)  # a put may name a block twice
+        for key in put.keys:
+            if key in coming:  # a put may name a block twice
+                del coming[key]
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     def _open_read(self, event: c.ReadOpened, now: float) -> list[Command]:
-        self._count("reads")
-        self._count("blocks_asked", len(event.keys))
+        counters = self.counters
+        counters["reads"] += 1
+        counters["blocks_asked"] += len(event.keys)
         room = max(0, int(self.pool.total * self.config.read_share) - self._read_pins)
         pages: list[int] = []
         if event.lease not in self._reads:
-            pages = self.pool.match([event.namespace + key for key in event.keys[:room]])
+            pages = self.pool.match(self._pool_keys(event.namespace, event.keys[:room]))
         if pages:
             self._read_pins += len(pages)
             self._reads[event.lease] = _Read(pages, now + self.config.read_lease_s)
-            self._count("blocks_served", len(pages))
-        return [c.GrantRead(event.lease, tuple(pages), tuple(self._checksums[page] for page in pages))]
+            counters["blocks_served"] += len(pages)
+        return [c.GrantRead(event.lease, tuple(pages), tuple([self._checksums[page] for page in pages]))]
 
     def _close_read(self, lease: c.Lease) -> list[Command]:
         read = self._reads.pop(lease, None)
@@ -202,11 +216,11 @@ class CacheMachine:
 
     def _expire(self, now: float) -> list[Command]:
         for lease in [lease for lease, read in self._reads.items() if read.expires_at <= now]:
-            self._count("reads_expired")
+            self.counters["reads_expired"] += 1
             self._close_read(lease)
         late = {k: put for k, put in self._puts.items() if put.expires_at <= now and not put.fencing}
         for put in late.values():
-            self._count("puts_expired")
+            self.counters["puts_expired"] += 1
             put.fencing = True
             self._stop_coming(put)
         return [c.FencePut(landing) for landing in late]
@@ -215,17 +229,19 @@ class CacheMachine:
 
     def _changes(self) -> list[Command]:
         stored, removed = self.pool.take_changes()
-        self._count("blocks_evicted", len(removed))
+        self.counters["blocks_evicted"] += len(removed)
         step = self.config.publish_keys
         commands: list[Command] = []
         for first in range(0, max(len(stored), len(removed)), step):
             self._seq += 1
             part = slice(first, first + step)
-            commands.append(PublishBlocks(self._seq, _block_keys(stored[part]), _block_keys(removed[part])))
+            commands.append(
+                PublishBlocks(self._seq, self._block_keys(stored[part]), self._block_keys(removed[part]))
+            )
         return commands
 
     def _snapshot(self) -> list[Command]:
-        return [PublishSnapshot(self._seq, _block_keys(self.pool.keys()))]
+        return [PublishSnapshot(self._seq, self._block_keys(self.pool.keys()))]
 
     def _arena_laid_out(self, pages: int) -> list[Command]:
         if not self.pool.total:
@@ -236,12 +252,20 @@ class CacheMachine:
         self.pool = BlockPool(pages, POLICIES[self.config.eviction])
         self._checksums = array.array("Q", bytes(8 * pages))
 
-    def _count(self, name: str, amount: int = 1) -> None:
-        self.counters[name] += amount
+    def _pool_keys(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> tuple[bytes, ...]:
+        if self._home is None:
+            self._home = namespace
+        if namespace == self._home:
+            return keys
+        self._strangers = True
+        return tuple([namespace + key for key in keys])
+
+    def _block_keys(self, pool_keys: tuple[bytes, ...]) -> tuple[BlockKey, ...]:
+        return tuple([key[-KEY_BYTES:] for key in pool_keys]) if self._strangers else pool_keys
 
     def check(self) -> None:
         self.pool.check()
-        put_pages = [page for put in self._puts.values() for page, _, _ in put.blocks]
+        put_pages = [page for put in self._puts.values() for page in put.pages]
         assert len(set(put_pages)) == len(put_pages), "two puts write into one page"
         assert len(put_pages) == self._put_pages, (
             f"{self._put_pages} pages of puts counted, {len(put_pages)} found"
@@ -255,11 +279,13 @@ class CacheMachine:
         assert self.pool.held == len(held), (
             f"{self.pool.held} pages held, but puts and reads know of {len(held)}"
         )
-        coming = {
-            key: landing for landing, put in self._puts.items() if not put.fencing for _, key, _ in put.blocks
-        }
+        coming = {key: landing for landing, put in self._puts.items() if not put.fencing for key in put.keys}
         assert coming == self._coming, "keys on their way and open puts disagree"
 
 
-def _block_keys(pool_keys: Iterable[bytes]) -> tuple[BlockKey, ...]:
-    return tuple([key[-KEY_BYTES:] for key in pool_keys])
+def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:
+    """Those at places that grow: mostly a run."""
+    first, last = places[0], places[-1]
+    if last - first < len(places):
+        return items[first : last + 1]
+    return tuple([items[i] for i in places])

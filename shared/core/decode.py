@@ -32,23 +32,34 @@ class DecodeMachine(ReservingMachine):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        super()._advance(now)
         out = self._stepper.out
         if out is None:
-            return
+            if self._active and not self._run_on():
+                super()._advance(now)
+            out = self._stepper.out
+            if out is None:
+                return
         changed, self._newcomer = self._newcomer, False
         if changed and (len(out) < self.config.max_running or any(s.ended for s, _ in out)):
             interrupt = self._stepper.interrupt()
             if interrupt is not None:
                 self._commands.append(interrupt)
 
+    def _run_on(self) -> bool:
+        """Launch the next step of a batch that only decodes: nearly always. False: there is more to think of."""
+        config = self.config
+        if len(self._active) > config.max_running or self._stepper.suspecting:
+            return False
+        step = self._stepper.launch_decoding(self._active.values(), config.block_tokens, config.max_repeat)
+        if step is None:
+            return False
+        self._newcomer = self._stalled = False
+        self._commands.append(step)
+        return True
+
     def _runnable(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:
-        rows = ready[: self.config.max_running]
         self._stalled = False
-        block_tokens = self.worker.block_tokens
-        if not [s for s in rows if s.computed >= len(s.pages) * block_tokens]:  # nearly always
-            return rows
-        rows = []
+        rows: list[DecodeSequence] = []
         for sequence in ready:
             if len(rows) >= self.config.max_running:
                 break

@@ -54,9 +54,8 @@ class BlockIndex:
             return
         bit, holders = self._bits[node], self._holders
         held.update(keys)
-        of = holders.get
         for key in keys:
-            holders[key] = of(key, 0) | bit
+            holders[key] = holders[key] | bit if key in holders else bit
         if len(holders) > self.max_blocks:
             self._shrink()
 
@@ -141,10 +140,11 @@ class Match:
     def run_of_any(self, nodes: Sequence[NodeId]) -> int:
         """Length of the leading run whose every block is held by one of the nodes or another."""
         runs, run = self.runs, 0
+        if not runs:
+            return 0
         for node in nodes:
-            own = runs.get(node, 0)
-            if own > run:
-                run = own
+            if node in runs and runs[node] > run:
+                run = runs[node]
         if not run or run == len(self._masks):
             return run
         group = 0

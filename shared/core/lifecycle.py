@@ -29,6 +29,9 @@ from shared.protocol.requests import TokenDelta
 Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
 
 
+Handler = Callable[["RequestMachine", Any, float], None]
+
+
 class InvalidTransition(Exception):
     """The shell broke the contract; the message tells the request's story."""
 
@@ -66,8 +69,15 @@ class RequestMachine:
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
         self._commands = commands
-        handler = self._handler(event)
-        self._story.append((now, self.phase, type(event).__name__))
+        phase, kind = self.phase, type(event)
+        attempt = getattr(event, "attempt", None)
+        if phase == "ended" or (attempt is not None and (self.attempt is None or attempt != self.attempt.id)):
+            handler: Handler = RequestMachine._on_stale
+        else:
+            phases, handler = TABLE.get(kind, _NEVER)
+            if phase not in phases:
+                raise InvalidTransition(self._tell(event))
+        self._story.append((now, phase, kind.__name__))
         handler(self, event, now)
         at = self.next_timer()
         if at < self._timer:  # a sooner one that is out already serves as well
@@ -75,18 +85,10 @@ class RequestMachine:
             commands.append(ev.SetTimer(at))
         return commands
 
-    def _handler(self, event: Event) -> Callable[[RequestMachine, Any, float], None]:
-        if self.phase == "ended":
-            return RequestMachine._on_stale
-        attempt = getattr(event, "attempt", None)
-        if attempt is not None and (self.attempt is None or attempt != self.attempt.id):
-            return RequestMachine._on_stale
-        row = TABLE.get(type(event))
-        if row is None or self.phase not in row[0]:
-            story = "".join(f"\n  {at:.3f} {phase}: {name}" for at, phase, name in self._story)
-            choice = f"choice {self.spec.choice} of {self.spec.request}"
-            raise InvalidTransition(f"{type(event).__name__} in {self.phase}, {choice}{story}")
-        return row[1]
+    def _tell(self, event: Event) -> str:
+        story = "".join(f"\n  {at:.3f} {phase}: {name}" for at, phase, name in self._story)
+        choice = f"choice {self.spec.choice} of {self.spec.request}"
+        return f"{type(event).__name__} in {self.phase}, {choice}{story}"
 
     # -- start, time, client -----------------------------------------------------------------------------------
 
@@ -370,8 +372,9 @@ class RequestMachine:
 
 _LIVE = frozenset({"waiting", "placing", "reserving", "submitting", "running"})
 _PLACED = frozenset({"reserving", "submitting", "running"})
+_NEVER = frozenset[str](), RequestMachine._on_stale
 
-TABLE: dict[type[Event], tuple[frozenset[str], Callable[[RequestMachine, Any, float], None]]] = {
+TABLE: dict[type[Event], tuple[frozenset[str], Handler]] = {
     ev.Started: (frozenset({"new"}), RequestMachine._on_started),
     Ticked: (_LIVE, RequestMachine._on_ticked),
     ev.ClientGone: (_LIVE, RequestMachine._on_client_gone),

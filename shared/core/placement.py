@@ -123,7 +123,9 @@ class KVCacheCentric(Struct, frozen=True):
             if ttft_s >= least_s:
                 continue
             remote = self._pulls(view, candidate)
-            ttft_s = ttft_s + view.transfer_s(candidate, remote) + view.prefill_s(candidate, remote)
+            if remote:
+                ttft_s += view.transfer_s(candidate, remote)
+            ttft_s += view.prefill_s(candidate, remote)
             if ttft_s < least_s:
                 best, least_s = candidate, ttft_s
         remote = self._pulls(view, best)

@@ -10,9 +10,9 @@ it at the same time): the first keeps the key, the other is freed when released.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, KeysView, Sequence
+from heapq import heapify, heappop, heappush
 
 from shared.core.blocks import longest_run
 from shared.core.eviction import EvictionPolicy, Lru, PageUse
@@ -29,16 +29,18 @@ class BlockPool:
         """`keep` off: pages are given no keys, so that nothing stays cached."""
         self.keeps = keep
         self._policy = policy or Lru()
+        self.total = pages
         self._refs = [0] * pages
         self._keys: list[BlockKey | None] = [None] * pages
         self._uses = [PageUse() for _ in range(pages)]
-        self._parents: list[BlockKey | None] = [None] * pages
         self._above = [-1] * pages
         """The page of a block's parent; -1: there is no such page."""
         self._children = [0] * pages
         """How many pages have a page above them."""
+        self._orphaned: dict[int, BlockKey] = {}
+        """Page -> its block's parent, which is not here: hardly ever any."""
         self._orphans: dict[BlockKey, dict[int, None]] = {}
-        """Parent that is not here -> pages of its children: hardly ever any."""
+        """The same by parent."""
         self._stamps = [0] * pages
         """Names the page's live entry in the eviction heap; 0: none."""
         self._free = list(range(pages - 1, -1, -1))
@@ -50,10 +52,6 @@ class BlockPool:
         self._removed: dict[BlockKey, None] = {}
 
     # -- counts ----------------------------------------------------------------------------------------------------
-
-    @property
-    def total(self) -> int:
-        return len(self._refs)
 
     @property
     def free(self) -> int:
@@ -70,18 +68,19 @@ class BlockPool:
 
     @property
     def held(self) -> int:
-        return len(self._refs) - len(self._free) - self._cached
+        return self.total - len(self._free) - self._cached
 
     # -- holding pages ---------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int] | None:
         """Hold `count` pages of no content, evicting cached ones as needed; None (and no change) if too few are left."""
-        if count > self.available:
+        free = self._free
+        if count > len(free) + self._cached:
             return None
-        if len(self._free) < count:
+        if len(free) < count:
             self._make_room(count)
-        taken = self._free[: -count - 1 : -1]
-        del self._free[len(self._free) - count :]
+        taken = free[: -count - 1 : -1]
+        del free[len(free) - count :]
         refs = self._refs
         for page in taken:
             refs[page] = 1
@@ -90,29 +89,20 @@ class BlockPool:
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
         run: list[int] = []
-        where = self._by_key.get
+        where, uses, refs, revived = self._by_key, self._uses, self._refs, 0
         for key in keys:
-            page = where(key)
-            if page is None:
+            if key not in where:
                 break
-            run.append(page)
-        if run:
-            self.pin(run)
-        return run
-
-    def pin(self, pages: Iterable[int]) -> None:
-        """Hold pages once more. Each must be held or cached."""
-        uses, refs, revived = self._uses, self._refs, 0
-        for page in pages:
+            page = where[key]
             held = refs[page]
             if held == 0:
-                if self._keys[page] is None:
-                    raise ValueError(f"page {page} is free")
                 revived += 1
                 self._stamps[page] = 0
             refs[page] = held + 1
             uses[page].uses += 1
+            run.append(page)
         self._cached -= revived
+        return run
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
@@ -123,23 +113,27 @@ class BlockPool:
                 refs[page] = 0
             free.extend(reversed(pages))
             return
+        others = 0
         for page in reversed(pages):
             left = refs[page] - 1
-            if left < 0:
-                raise ValueError(f"page {page} is not held")
-            refs[page] = left
             if left:
+                if left < 0:
+                    raise ValueError(f"page {page} is not held")
+                refs[page] = left
+                others += 1
                 continue
+            refs[page] = 0
             if keys[page] is None:
                 free.append(page)
+                others += 1
                 continue
-            self._cached += 1
             uses[page].used_at = clock
             if not children[page]:
-                heapq.heappush(self._heap, self._entry(page))
+                heappush(self._heap, self._entry(page))
+        self._cached += len(pages) - others
         if len(self._heap) > 2 * len(refs) + 64:
             self._heap = [e for e in self._heap if self._stamps[e[-1]] == e[-2]]
-            heapq.heapify(self._heap)
+            heapify(self._heap)
 
     # -- what pages contain ----------------------------------------------------------------------------------------
 
@@ -153,6 +147,8 @@ class BlockPool:
             return 0
         refs, keys, by_key, uses = self._refs, self._keys, self._by_key, self._uses
         stored, removed, orphans, clock = self._stored, self._removed, self._orphans, self._clock
+        aboves, children = self._above, self._children
+        above, last = -1, None
         for page, key, parent in blocks:
             if refs[page] <= 0:
                 raise ValueError(f"page {page} is not held")
@@ -166,22 +162,25 @@ class BlockPool:
             keys[page] = key
             by_key[key] = page
             if parent is not None:
-                self._parents[page] = parent
-                above = by_key.get(parent, -1)
+                if parent is not last:  # mostly it is: chains come in order
+                    above = by_key.get(parent, -1)
                 if above >= 0:
-                    self._above[page] = above
-                    self._children[above] += 1
+                    aboves[page] = above
+                    children[above] += 1
                 else:
+                    self._orphaned[page] = parent
                     orphans.setdefault(parent, {})[page] = None
             if orphans and key in orphans:
                 self._adopt(page, orphans.pop(key))
             if not removed or removed.pop(key, True):
                 stored[key] = None
+            above, last = page, key
         new, self._clock = clock - self._clock, clock
         return new
 
     def _adopt(self, page: int, children: Iterable[int]) -> None:
         for child in children:
+            del self._orphaned[child]
             self._above[child] = page
             self._children[page] += 1
 
@@ -223,22 +222,16 @@ class BlockPool:
         return (*self._policy.rank(self._uses[page]), stamp, page)
 
     def _make_room(self, count: int) -> None:
-        """Evict the lowest candidates until `count` pages are free. Mostly whole chains go, from their ends: a parent
-        that became a candidate meets the heap only in the search for the next one."""
+        """Evict the lowest candidates until `count` pages are free."""
         stamps, children, free, heap = self._stamps, self._children, self._free, self._heap
-        entry: Entry | None = None
         while len(free) < count:
-            if entry is not None:
-                entry = heapq.heappushpop(heap, entry)
-            elif heap:
-                entry = heapq.heappop(heap)
-            else:
+            if not heap:
                 self._evict_ancestor()
                 continue
+            entry = heappop(heap)
             page = entry[-1]
-            entry = self._evict(page) if stamps[page] == entry[-2] and not children[page] else None
-        if entry is not None:
-            heapq.heappush(heap, entry)
+            if stamps[page] == entry[-2] and not children[page]:
+                self._evict(page, count)
 
     def _evict_ancestor(self) -> None:
         """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
@@ -249,38 +242,56 @@ class BlockPool:
         children = {child: None for child, above in enumerate(self._above) if above == page}
         if children:
             self._orphans[key] = children
+            self._orphaned.update(dict.fromkeys(children, key))
             self._children[page] = 0
             for child in children:
                 self._above[child] = -1
-        entry = self._evict(page)
-        if entry is not None:
-            heapq.heappush(self._heap, entry)
+        self._evict(page, 0)
 
-    def _evict(self, page: int) -> Entry | None:
-        """Of a page that no page has above it. Returns the entry of its parent if that is a candidate now."""
-        key, above = self._keys[page], self._above[page]
-        assert key is not None
-        del self._by_key[key]
-        if not self._stored or self._stored.pop(key, True):
-            self._removed[key] = None
-        self._keys[page] = None
-        self._stamps[page] = 0
-        self._cached -= 1
-        self._free.append(page)
-        if above < 0:
-            self._leave_orphans(page)
-            return None
-        self._above[page], self._parents[page] = -1, None
-        self._children[above] = left = self._children[above] - 1
-        return None if left or self._refs[above] else self._entry(above)
+    def _evict(self, page: int, count: int) -> None:
+        """Of a page that no page has above it. While fewer than `count` are free, its ancestors go too, each as long as
+        it is the lowest candidate: mostly whole chains do, and meet the heap but once."""
+        keys, aboves, children, refs = self._keys, self._above, self._children, self._refs
+        by_key, stored, removed, free, heap = (
+            self._by_key,
+            self._stored,
+            self._removed,
+            self._free,
+            self._heap,
+        )
+        rank, lacking, gone = self._policy.rank, count - len(free), 0
+        while True:
+            key, above = keys[page], aboves[page]
+            assert key is not None
+            del by_key[key]
+            if not stored or stored.pop(key, True):
+                removed[key] = None
+            keys[page] = None
+            self._stamps[page] = 0
+            free.append(page)
+            gone += 1
+            if above < 0:
+                if page in self._orphaned:
+                    self._leave_orphans(page)
+                break
+            aboves[page] = -1
+            children[above] = left = children[above] - 1
+            if left or refs[above]:
+                break
+            self._clock = self._stamps[above] = stamp = self._clock + 1
+            entry = (*rank(self._uses[above]), stamp, above)
+            if gone >= lacking or (heap and heap[0] < entry):
+                heappush(heap, entry)
+                break
+            page = above
+        self._cached -= gone
 
     def _leave_orphans(self, page: int) -> None:
-        """An evicted page no longer waits for its parent, if it has one."""
-        parent, self._parents[page] = self._parents[page], None
-        if parent is not None:
-            del self._orphans[parent][page]
-            if not self._orphans[parent]:
-                del self._orphans[parent]
+        """An evicted page no longer waits for its parent."""
+        parent = self._orphaned.pop(page)
+        del self._orphans[parent][page]
+        if not self._orphans[parent]:
+            del self._orphans[parent]
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
@@ -301,10 +312,14 @@ class BlockPool:
         assert leaves <= candidates, "an evictable page is not among the candidates"
 
     def _check_chains(self, keyed: dict[BlockKey, int]) -> None:
-        parents = {page: self._parents[page] for page in keyed.values()}
-        above = {page: -1 if key is None else keyed.get(key, -1) for page, key in parents.items()}
-        assert above == {page: self._above[page] for page in keyed.values()}, "a page's parent is another"
+        pages = set(keyed.values())
+        above = {page: parent for page, parent in enumerate(self._above) if parent >= 0}
+        assert above.keys() | set(above.values()) <= pages, "a page of no content is in a chain"
         counted = Counter(above.values())
         assert self._children == [counted[page] for page in range(self.total)], "child counts are wrong"
-        orphans = {p for p, key in parents.items() if key is not None and key not in keyed}
-        assert orphans == {p for pages in self._orphans.values() for p in pages}, "orphans were lost"
+        waiting = {page: parent for parent, children in self._orphans.items() for page in children}
+        assert waiting == self._orphaned, "orphans were lost"
+        assert waiting.keys() <= pages - above.keys(), (
+            "a page waits for a parent and has one, or has no content"
+        )
+        assert not self._orphans.keys() & keyed.keys(), "a parent that is here is waited for"

@@ -47,6 +47,8 @@ class Residents(ABC, Generic[S]):
         self._commands: list[Any] = []
         self._outbox: dict[NodeId, list[TokenDelta]] = {}
         self._attempts: tuple[AttemptId, ...] | None = None
+        self.turnover = 0
+        """How often `attempts` changed."""
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             PoolWriteEnded: self._on_pool_write_ended,
             w.AttemptCancelled: self._on_cancelled,
@@ -65,7 +67,7 @@ class Residents(ABC, Generic[S]):
         self._commands = commands
         self._handlers[type(event)](event, now)
         self._advance(now)
-        if self.pool.changed:
+        if self.pool.keeps and self.pool.changed:
             self._publish_blocks()
         if self._outbox:
             commands[:0] = [w.SendTokens(gateway, tuple(deltas)) for gateway, deltas in self._outbox.items()]
@@ -104,6 +106,7 @@ class Residents(ABC, Generic[S]):
     def _accept(self, sequence: S) -> None:
         self._known[sequence.attempt] = self._live[sequence.attempt] = sequence
         self._attempts = None
+        self.turnover += 1
         self.counters["accepted"] += 1
 
     def _refuse(self, ask: int, request: PrefillJob | ReserveRequest, error: TsukimiError) -> None:
@@ -139,6 +142,7 @@ class Residents(ABC, Generic[S]):
         sequence.ended = True
         self._live.pop(sequence.attempt)
         self._attempts = None
+        self.turnover += 1
         self._leases.drop(sequence.gateway, sequence.attempt)
         self._ledger.remember(sequence.attempt, sequence.answer, now)
         if not sequence.in_step:

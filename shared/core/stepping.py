@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from shared.core.blocks import TOKEN_BYTES
@@ -34,9 +35,43 @@ class Stepper(Generic[S]):
         assert self.out is None, "a step is out"
         self.step += 1
         self.out, self._up_to, self._interrupted = plan, up_to, False
-        rows = [sequence_step(sequence, tokens) for sequence, tokens in plan]
-        for sequence, _ in plan:
+        rows = []
+        for sequence, tokens in plan:
             sequence.in_step = True
+            rows.append(sequence_step(sequence, tokens))
+        return RunStep(self.step, tuple(rows), up_to)
+
+    def launch_decoding(self, sequences: Iterable[S], block_tokens: int, up_to: int) -> RunStep | None:
+        """`launch` for those whose prefix is there, all in one pass, repeated until one of them is complete or has no
+        page. None, and no change, if one is not decoding, has no page now, or there is none."""
+        plan, rows = [], []
+        for s in sequences:
+            if s.fetching >= 0:
+                continue
+            start, prompt, wanted, pages = s.computed, s.prompt_tokens, s.wanted, len(s.pages)
+            room = pages * block_tokens - start
+            if start < prompt or room <= 0:
+                return None
+            left = prompt + s.max_new_tokens - wanted
+            if left < up_to:
+                up_to = left
+            if room < up_to:
+                up_to = room
+            plan.append((s, wanted - start))
+            if s.looks_back:
+                rows.append(sequence_step(s, wanted - start))
+                continue
+            table = s.page_table
+            if len(table) != pages:
+                table = s.table()
+            last = s.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
+            rows.append(SequenceStep(s.attempt, start, wanted - start, last, table, s.sampling))
+        if not plan:
+            return None
+        for s, _ in plan:
+            s.in_step = True
+        self.step += 1
+        self.out, self._up_to, self._interrupted = plan, up_to, False
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
@@ -51,10 +86,9 @@ class Stepper(Generic[S]):
         plan = self._take_back(event.step)
         if plan is None:
             return None
-        if len(event.results) == len(plan):
-            rows = [
-                (s, n, r) for (s, n), r in zip(plan, event.results, strict=True) if s.attempt == r.attempt
-            ]
+        results = event.results
+        if len(results) == len(plan):
+            rows = [(s, n, r) for (s, n), r in zip(plan, results, strict=True) if s.attempt == r.attempt]
             if len(rows) == len(plan):  # nearly always
                 return rows
         by_attempt = {r.attempt: r for r in event.results}
@@ -69,6 +103,11 @@ class Stepper(Generic[S]):
             return [plan[0][0]]
         self._suspects.extend(s for s, _ in plan)
         return []
+
+    @property
+    def suspecting(self) -> bool:
+        """Whether some sequence has yet to run alone."""
+        return bool(self._suspects)
 
     def suspects_first(self, rows: list[S]) -> list[S]:
         """Of the sequences that could run, those that may run together: one suspect alone, while there are any."""

@@ -1,26 +1,13 @@
-"""`tsukimi simulate`."""
+"""The options of `tsukimi simulate`. What it runs is imported when it runs: other commands do not wait for it."""
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shared.core.cost import PRESETS
-from shared.protocol.errors import Invalid
-from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
-from tsukimi.simulate.report import report, show, to_json
-from tsukimi.simulate.trace import read_trace
-
-UPDATES = 200
-"""How often the progress bar moves."""
 
 
 def simulate(
@@ -67,8 +54,9 @@ def simulate(
     json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
     """Replay a trace through the scheduling code of the cluster, without one."""
-    if cost not in PRESETS:
-        raise Invalid(f"no time model is called {cost!r}; there are {', '.join(PRESETS)}", param="cost")
+    from tsukimi.simulate.cluster import SimulationConfig
+    from tsukimi.simulate.run import run
+
     config = SimulationConfig(
         policy=policy,
         prefill=prefill,
@@ -88,40 +76,4 @@ def simulate(
         shm_bytes_s=shm_gbps * 1e9 / 8,
         message_s=message_ms / 1000,
     )
-    began = time.perf_counter()
-    cluster = SimulatedCluster(config, read_trace(trace, speed=speed, requests=requests))
-    _run(cluster, Console(stderr=True))
-    result = report(cluster)
-    show(result, time.perf_counter() - began, Console())
-    if json is not None:
-        json.write_bytes(to_json(result))
-
-
-def _run(cluster: SimulatedCluster, console: Console) -> None:
-    total = len(cluster.requests)
-    every = max(1, total // UPDATES)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        task = progress.add_task(cluster.config.policy, total=total)
-        progress.refresh()
-
-        def progressed(done: int) -> None:
-            if done % every == 0:
-                progress.update(task, completed=done, refresh=True)
-
-        with _rare_collections():
-            cluster.run(progressed)
-        progress.update(task, completed=total)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Hardly anything of a run is garbage in cycles: looking for some as often as usual takes a tenth of the time."""
-    usual = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(200_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-        gc.unfreeze()
+    run(config, trace, speed, requests, json)

@@ -94,5 +94,8 @@ class CostEngine:
         sampled = [s.attempt for s in sequences if s.sample is not None]
         self._ran(sampled, run.started_s, self._timeline.now, steps, run.step_s, run.growth_s)
         tokens = (TOKEN,) * steps
-        results = [SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in sequences]
+        if len(sampled) == len(sequences):
+            results = [SequenceResult(attempt, tokens) for attempt in sampled]
+        else:
+            results = [SequenceResult(s.attempt, tokens if s.sample is not None else ()) for s in sequences]
         self._done(StepDone(run.command.step, tuple(results), steps, seconds))

@@ -22,20 +22,24 @@ class Hosts:
         self.timeline = timeline
         self._speeds = (nic_bytes_s, shm_bytes_s)
         self._hosts: dict[str, Host] = {}
+        self._links: dict[tuple[str, str], tuple[Link, ...]] = {}
         self.network = Network(timeline.at)
 
     def start(self, source: str, target: str, size_bytes: float, done: Done, argument: Any = None) -> None:
-        links: tuple[Link, ...]
-        if source == target:
-            links = (self._host(source).memory,)
-        else:
-            links = (self._host(source).sending, self._host(target).receiving)
+        links = self._links.get((source, target))
+        if links is None:
+            links = self._links[source, target] = self._between(source, target)
         self.network.start(self.timeline.now, links, size_bytes, done, argument)
 
     def moved_bytes(self) -> tuple[float, float]:
         """Over cards, over memory."""
         hosts = self._hosts.values()
         return sum(h.sending.moved_bytes for h in hosts), sum(h.memory.moved_bytes for h in hosts)
+
+    def _between(self, source: str, target: str) -> tuple[Link, ...]:
+        if source == target:
+            return (self._host(source).memory,)
+        return self._host(source).sending, self._host(target).receiving
 
     def _host(self, name: str) -> Host:
         if name not in self._hosts:

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from shared.core.transfers import (
     BlocksFetched,
     CommitHandoff,
@@ -27,6 +29,18 @@ from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.pool import SimulatedCache
 
 Feed = Callable[[Any], None]
+
+
+class Sizes(Struct, frozen=True):
+    """A layout's, worked out once."""
+
+    block_tokens: int
+    token_bytes: int
+    block_bytes: int
+
+    @classmethod
+    def of(cls, layout: KVLayout) -> Sizes:
+        return cls(layout.block_tokens, layout.token_bytes, layout.block_bytes)
 
 
 class Outflow(ABC):
@@ -75,21 +89,21 @@ class Handoff(Outflow):
     """KV of one prompt on its way to the decode node."""
 
     def __init__(
-        self, command: OpenHandoff, layout: KVLayout, hosts: Hosts, host: str, prefill: Feed, decode: Feed
+        self, command: OpenHandoff, sizes: Sizes, hosts: Hosts, host: str, prefill: Feed, decode: Feed
     ) -> None:
         super().__init__(hosts, host, command.target.decode.host)
         self._attempt = command.attempt
-        self._layout = layout
+        self._sizes = sizes
         self._prefill, self._decode = prefill, decode
         self._timeline = hosts.timeline
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins."""
-        self.add(tokens * self._layout.token_bytes)
+        self.add(tokens * self._sizes.token_bytes)
         self.flow()
 
     def send(self, first_block: int, blocks: int) -> None:
-        self.add(blocks * self._layout.block_bytes)
+        self.add(blocks * self._sizes.block_bytes)
 
     def commit(self, command: CommitHandoff) -> None:
         self.close(
@@ -114,7 +128,7 @@ class PoolWrite(Outflow):
     def __init__(
         self,
         command: OpenPoolWrite,
-        layout: KVLayout,
+        sizes: Sizes,
         hosts: Hosts,
         host: str,
         worker: Feed,
@@ -123,7 +137,7 @@ class PoolWrite(Outflow):
         super().__init__(hosts, host, cache.host)
         self._attempt = command.attempt
         self._first = command.first_block
-        self._layout = layout
+        self._sizes = sizes
         self._worker, self._cache = worker, cache
         self._timeline = hosts.timeline
         self._landing, wanted = cache.open_put(command.namespace, command.keys)
@@ -133,7 +147,7 @@ class PoolWrite(Outflow):
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins; the blocks it completes go out."""
-        size = self._layout.block_tokens
+        size = self._sizes.block_tokens
         first = start // size
         self.send(first, (start + tokens) // size - first)
         self.flow()
@@ -143,7 +157,7 @@ class PoolWrite(Outflow):
         fresh = self._wanted.intersection(range(first, first + blocks))
         self._wanted -= fresh
         self._sent.update(dict.fromkeys(fresh, 0))
-        self.add(len(fresh) * self._layout.block_bytes)
+        self.add(len(fresh) * self._sizes.block_bytes)
 
     def commit(self) -> None:
         self.close(True)
@@ -166,7 +180,7 @@ class Fetch:
     def __init__(
         self,
         command: FetchBlocks,
-        layout: KVLayout,
+        sizes: Sizes,
         hosts: Hosts,
         host: str,
         worker: Feed,
@@ -178,7 +192,7 @@ class Fetch:
         self._began_s = hosts.timeline.now
         lease, blocks = cache.open_read(command.namespace, command.keys)
         if blocks:
-            hosts.start(cache.host, host, blocks * layout.block_bytes, self._arrived, (lease, blocks))
+            hosts.start(cache.host, host, blocks * sizes.block_bytes, self._arrived, (lease, blocks))
         else:
             hosts.timeline.send(worker, self._fetched(0))
 

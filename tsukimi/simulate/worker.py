@@ -17,7 +17,7 @@ from shared.protocol.requests import TokenDelta
 from tsukimi.simulate.engine import CostEngine, Ran
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.pool import Publish, SimulatedCache
-from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite
+from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite, Sizes
 
 
 class Peers(Protocol):
@@ -50,6 +50,7 @@ class SimulatedWorker:
         self.ref = ref
         self.machine = machine
         self._spec = spec
+        self._sizes = Sizes.of(spec.layout)
         self._cost = cost
         self._peers = peers
         self._publish = publish
@@ -57,7 +58,8 @@ class SimulatedWorker:
         self.engine = CostEngine(cost, self._timeline, self.feed, ran)
         self._handoffs: dict[AttemptId, Handoff] = {}
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
-        self._reported: tuple[AttemptId, ...] = ()
+        self._turnover = -1
+        """The machine's when a report was last asked for."""
         self._do: dict[type, Callable[[Any], None]] = {
             w.Reply: peers.answer,
             w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
@@ -93,9 +95,8 @@ class SimulatedWorker:
         machine = self.machine
         for command in machine.handle(event, self._timeline.now):
             self._do[type(command)](command)
-        attempts = machine.attempts()
-        if attempts is not self._reported:
-            self._reported = attempts
+        if machine.turnover != self._turnover:
+            self._turnover = machine.turnover
             self._peers.report_soon(self)
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -112,18 +113,18 @@ class SimulatedWorker:
 
     def _fetch(self, command: t.FetchBlocks) -> None:
         cache = self._peers.caches[command.source.holder.node]
-        Fetch(command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, cache)
+        Fetch(command, self._sizes, self._peers.hosts, self.ref.host, self.feed, cache)
 
     def _open_handoff(self, command: t.OpenHandoff) -> None:
         decode = self._peers.workers[command.target.decode.node]
         self._handoffs[command.attempt] = Handoff(
-            command, self._spec.layout, self._peers.hosts, self.ref.host, self.feed, decode.feed
+            command, self._sizes, self._peers.hosts, self.ref.host, self.feed, decode.feed
         )
 
     def _open_pool_write(self, command: t.OpenPoolWrite) -> None:
         self._pool_writes[command.attempt] = PoolWrite(
             command,
-            self._spec.layout,
+            self._sizes,
             self._peers.hosts,
             self.ref.host,
             self.feed,
