@@ -252,13 +252,8 @@ class BlockPool:
         """Of a page that no page has above it. While fewer than `count` are free, its ancestors go too, each as long as
         it is the lowest candidate: mostly whole chains do, and meet the heap but once."""
         keys, aboves, children, refs = self._keys, self._above, self._children, self._refs
-        by_key, stored, removed, free, heap = (
-            self._by_key,
-            self._stored,
-            self._removed,
-            self._free,
-            self._heap,
-        )
+        by_key, stored, removed = self._by_key, self._stored, self._removed
+        free, heap = self._free, self._heap
         rank, lacking, gone = self._policy.rank, count - len(free), 0
         while True:
             key, above = keys[page], aboves[page]

@@ -5,6 +5,7 @@ Only ever a contiguous run from block 0, and never the whole prompt: its last to
 
 from __future__ import annotations
 
+from shared.core.blocks import reusable_blocks
 from shared.core.pool import BlockPool
 from shared.core.sequence import Sequence
 from shared.core.transfers import FetchBlocks
@@ -12,11 +13,7 @@ from shared.protocol.requests import BlockSource
 
 
 def reusable(sequence: Sequence, block_tokens: int) -> int:
-    known, most = (
-        len(sequence.keys),
-        (sequence.prompt_tokens - 1) // block_tokens,
-    )  # as blocks.reusable_blocks
-    return known if known < most else most
+    return min(len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens))
 
 
 def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: int) -> bool:

@@ -71,7 +71,7 @@ class Stepper(Generic[S]):
         for s, _ in plan:
             s.in_step = True
         self.step += 1
-        self.out, self._up_to, self._interrupted = plan, up_to, False
+        self.out, self._up_to, self._interrupted, self._retried = plan, up_to, False, None
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
