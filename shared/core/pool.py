@@ -13,13 +13,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from shared.core.blocks import longest_run
 from shared.core.eviction import EvictionPolicy, Lru, PageUse
 from shared.protocol.ids import BlockKey
 
-Entry = tuple[int, ...]
-"""(*rank, stamp, page) in the eviction heap: flat, since comparing them is what takes the time."""
+Entry = tuple[Any, ...]
+"""(*rank, stamp, block) in the eviction heap: flat, since comparing them is what takes the time. Stamps are unique."""
+
+
+class Block(PageUse):
+    """What a page contains. All that eviction asks of it is in one place: few misses of the cache."""
+
+    __slots__ = ("above", "children", "entry", "key", "page", "parent")
+
+    def __init__(self, page: int, key: BlockKey, stored_at: int) -> None:
+        super().__init__(stored_at, 0, 1)
+        self.page = page
+        self.key = key
+        self.above: Block | None = None
+        """The block before it in its chain."""
+        self.parent: BlockKey | None = None
+        """The key of that block where it is not here: hardly ever."""
+        self.children = 0
+        """How many blocks it is above of."""
+        self.entry: Entry | None = None
+        """The one that counts in the eviction heap."""
 
 
 class BlockPool:
@@ -31,20 +51,11 @@ class BlockPool:
         self._policy = policy or Lru()
         self.total = pages
         self._refs = [0] * pages
-        self._keys: list[BlockKey | None] = [None] * pages
-        self._uses = [PageUse() for _ in range(pages)]
-        self._above = [-1] * pages
-        """The page of a block's parent; -1: there is no such page."""
-        self._children = [0] * pages
-        """How many pages have a page above them."""
-        self._orphaned: dict[int, BlockKey] = {}
-        """Page -> its block's parent, which is not here: hardly ever any."""
-        self._orphans: dict[BlockKey, dict[int, None]] = {}
-        """The same by parent."""
-        self._stamps = [0] * pages
-        """Names the page's live entry in the eviction heap; 0: none."""
+        self._blocks: list[Block | None] = [None] * pages
+        self._orphans: dict[BlockKey, dict[Block, None]] = {}
+        """Blocks by the key of their parent, which is not here."""
         self._free = list(range(pages - 1, -1, -1))
-        self._by_key: dict[BlockKey, int] = {}
+        self._by_key: dict[BlockKey, Block] = {}
         self._cached = 0
         self._heap: list[Entry] = []
         self._clock = 0
@@ -89,17 +100,18 @@ class BlockPool:
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
         run: list[int] = []
-        where, uses, refs, revived = self._by_key, self._uses, self._refs, 0
+        where, refs, revived = self._by_key, self._refs, 0
         for key in keys:
             if key not in where:
                 break
-            page = where[key]
+            block = where[key]
+            page = block.page
             held = refs[page]
             if held == 0:
                 revived += 1
-                self._stamps[page] = 0
+                block.entry = None
             refs[page] = held + 1
-            uses[page].uses += 1
+            block.uses += 1
             run.append(page)
         self._cached -= revived
         return run
@@ -107,32 +119,30 @@ class BlockPool:
     def unpin(self, pages: Sequence[int]) -> None:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock = clock = self._clock + 1
-        refs, keys, uses, children, free = self._refs, self._keys, self._uses, self._children, self._free
+        refs, blocks, free, cached = self._refs, self._blocks, self._free, 0
         if not self._by_key and set(map(refs.__getitem__, pages)) == {1} and len(set(pages)) == len(pages):
             for page in pages:
                 refs[page] = 0
             free.extend(reversed(pages))
             return
-        others = 0
         for page in reversed(pages):
             left = refs[page] - 1
+            if left < 0:
+                raise ValueError(f"page {page} is not held")
+            refs[page] = left
             if left:
-                if left < 0:
-                    raise ValueError(f"page {page} is not held")
-                refs[page] = left
-                others += 1
                 continue
-            refs[page] = 0
-            if keys[page] is None:
+            block = blocks[page]
+            if block is None:
                 free.append(page)
-                others += 1
                 continue
-            uses[page].used_at = clock
-            if not children[page]:
-                heappush(self._heap, self._entry(page))
-        self._cached += len(pages) - others
+            cached += 1
+            block.used_at = clock
+            if not block.children:
+                heappush(self._heap, self._entry(block))
+        self._cached += cached
         if len(self._heap) > 2 * len(refs) + 64:
-            self._heap = [e for e in self._heap if self._stamps[e[-1]] == e[-2]]
+            self._heap = [e for e in self._heap if e[-1].entry is e]
             heapify(self._heap)
 
     # -- what pages contain ----------------------------------------------------------------------------------------
@@ -145,44 +155,40 @@ class BlockPool:
         """`register` for many (page, key, parent); how many of them are new."""
         if not self.keeps:
             return 0
-        refs, keys, by_key, uses = self._refs, self._keys, self._by_key, self._uses
+        refs, content, by_key = self._refs, self._blocks, self._by_key
         stored, removed, orphans, clock = self._stored, self._removed, self._orphans, self._clock
-        aboves, children = self._above, self._children
-        above, last = -1, None
+        above: Block | None = None
         for page, key, parent in blocks:
             if refs[page] <= 0:
                 raise ValueError(f"page {page} is not held")
             if key in by_key:
                 continue
-            if keys[page] is not None:
+            if content[page] is not None:
                 raise ValueError(f"page {page} already contains another block")
             clock += 1
-            use = uses[page]
-            use.stored_at, use.uses = clock, 1
-            keys[page] = key
-            by_key[key] = page
+            content[page] = by_key[key] = block = Block(page, key, clock)
             if parent is not None:
-                if parent is not last:  # mostly it is: chains come in order
-                    above = by_key.get(parent, -1)
-                if above >= 0:
-                    aboves[page] = above
-                    children[above] += 1
+                if above is None or above.key is not parent:  # mostly it is: chains come in order
+                    above = by_key.get(parent)
+                if above is not None:
+                    block.above = above
+                    above.children += 1
                 else:
-                    self._orphaned[page] = parent
-                    orphans.setdefault(parent, {})[page] = None
+                    block.parent = parent
+                    orphans.setdefault(parent, {})[block] = None
             if orphans and key in orphans:
-                self._adopt(page, orphans.pop(key))
+                self._adopt(block, orphans.pop(key))
             if not removed or removed.pop(key, True):
                 stored[key] = None
-            above, last = page, key
+            above = block
         new, self._clock = clock - self._clock, clock
         return new
 
-    def _adopt(self, page: int, children: Iterable[int]) -> None:
+    def _adopt(self, block: Block, children: Iterable[Block]) -> None:
         for child in children:
-            del self._orphaned[child]
-            self._above[child] = page
-            self._children[page] += 1
+            child.parent = None
+            child.above = block
+            block.children += 1
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
@@ -194,7 +200,8 @@ class BlockPool:
         return self._by_key.keys()
 
     def key_of(self, page: int) -> BlockKey | None:
-        return self._keys[page]
+        block = self._blocks[page]
+        return block.key if block is not None else None
 
     def refs_of(self, page: int) -> int:
         return self._refs[page]
@@ -216,105 +223,100 @@ class BlockPool:
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
-    def _entry(self, page: int) -> Entry:
-        """Makes a cached page, which no child needs, a candidate: the entry is for the heap."""
-        self._clock = self._stamps[page] = stamp = self._clock + 1
-        return (*self._policy.rank(self._uses[page]), stamp, page)
+    def _entry(self, block: Block) -> Entry:
+        """Makes a cached block, which no child needs, a candidate: the entry is for the heap."""
+        self._clock = stamp = self._clock + 1
+        block.entry = entry = (*self._policy.rank(block), stamp, block)
+        return entry
 
     def _make_room(self, count: int) -> None:
         """Evict the lowest candidates until `count` pages are free."""
-        stamps, children, free, heap = self._stamps, self._children, self._free, self._heap
+        free, heap = self._free, self._heap
         while len(free) < count:
             if not heap:
                 self._evict_ancestor()
                 continue
             entry = heappop(heap)
-            page = entry[-1]
-            if stamps[page] == entry[-2] and not children[page]:
-                self._evict(page, count)
+            block: Block = entry[-1]
+            if block.entry is entry and not block.children:
+                self._evict(block, count)
 
     def _evict_ancestor(self) -> None:
-        """Every cached page left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
-        cached = [page for page in self._by_key.values() if self._refs[page] == 0]
-        page = min(cached, key=lambda page: (self._policy.rank(self._uses[page]), page))
-        key = self._keys[page]
-        assert key is not None
-        children = {child: None for child, above in enumerate(self._above) if above == page}
+        """Every cached block left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
+        cached = [block for block in self._by_key.values() if self._refs[block.page] == 0]
+        block = min(cached, key=lambda block: (self._policy.rank(block), block.page))
+        children = [child for child in self._by_key.values() if child.above is block]
         if children:
-            self._orphans[key] = children
-            self._orphaned.update(dict.fromkeys(children, key))
-            self._children[page] = 0
+            self._orphans[block.key] = dict.fromkeys(children)
+            block.children = 0
             for child in children:
-                self._above[child] = -1
-        self._evict(page, 0)
+                child.above, child.parent = None, block.key
+        self._evict(block, 0)
 
-    def _evict(self, page: int, count: int) -> None:
-        """Of a page that no page has above it. While fewer than `count` are free, its ancestors go too, each as long as
-        it is the lowest candidate: mostly whole chains do, and meet the heap but once."""
-        keys, aboves, children, refs = self._keys, self._above, self._children, self._refs
-        by_key, stored, removed = self._by_key, self._stored, self._removed
-        free, heap = self._free, self._heap
-        rank, lacking, gone = self._policy.rank, count - len(free), 0
+    def _evict(self, block: Block, count: int) -> None:
+        """Of a block that is above of none. While fewer than `count` pages are free, its ancestors go too, each as long
+        as it is the lowest candidate: mostly whole chains do, and meet the heap but once."""
+        refs, blocks, by_key, free, heap = self._refs, self._blocks, self._by_key, self._free, self._heap
+        stored, removed, rank = self._stored, self._removed, self._policy.rank
+        lacking, gone = count - len(free), 0
         while True:
-            key, above = keys[page], aboves[page]
-            assert key is not None
+            page, key, above = block.page, block.key, block.above
             del by_key[key]
             if not stored or stored.pop(key, True):
                 removed[key] = None
-            keys[page] = None
-            self._stamps[page] = 0
+            blocks[page] = block.entry = block.above = None
             free.append(page)
             gone += 1
-            if above < 0:
-                if page in self._orphaned:
-                    self._leave_orphans(page)
+            if above is None:
+                if block.parent is not None:
+                    self._leave_orphans(block, block.parent)
                 break
-            aboves[page] = -1
-            children[above] = left = children[above] - 1
-            if left or refs[above]:
+            above.children = left = above.children - 1
+            if left or refs[above.page]:
                 break
-            self._clock = self._stamps[above] = stamp = self._clock + 1
-            entry = (*rank(self._uses[above]), stamp, above)
+            self._clock = stamp = self._clock + 1
+            entry = (*rank(above), stamp, above)
             if gone >= lacking or (heap and heap[0] < entry):
+                above.entry = entry
                 heappush(heap, entry)
                 break
-            page = above
+            block = above
         self._cached -= gone
 
-    def _leave_orphans(self, page: int) -> None:
-        """An evicted page no longer waits for its parent."""
-        parent = self._orphaned.pop(page)
-        del self._orphans[parent][page]
+    def _leave_orphans(self, block: Block, parent: BlockKey) -> None:
+        """An evicted block no longer waits for its parent."""
+        del self._orphans[parent][block]
         if not self._orphans[parent]:
             del self._orphans[parent]
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        table = list(zip(self._refs, self._keys, strict=True))
-        held = [n for n, (refs, _) in enumerate(table) if refs > 0]
-        cached = [n for n, (refs, key) in enumerate(table) if refs == 0 and key is not None]
+        table = list(zip(self._refs, self._blocks, strict=True))
+        held = {n for n, (refs, _) in enumerate(table) if refs > 0}
+        cached = {n for n, (refs, block) in enumerate(table) if refs == 0 and block is not None}
         assert all(refs >= 0 for refs in self._refs), "a page is held less than never"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
-        assert not set(self._free) & (set(held) | set(cached)), "a page is free and in use"
+        assert not set(self._free) & (held | cached), "a page is free and in use"
         assert len(self._free) + len(cached) + len(held) == len(table), "pages were lost"
         assert self._cached == len(cached), f"{self._cached} cached counted, {len(cached)} found"
-        keyed = {key: n for n, key in enumerate(self._keys) if key is not None}
-        assert keyed == self._by_key, "keys and pages do not map one to one"
-        self._check_chains(keyed)
-        candidates = {e[-1] for e in self._heap if self._stamps[e[-1]] == e[-2]}
-        leaves = {n for n in cached if not self._children[n]}
+        blocks = {block.key: block for block in self._blocks if block is not None}
+        assert blocks == self._by_key, "keys and pages do not map one to one"
+        assert all(self._blocks[block.page] is block for block in blocks.values()), "a block is in another page"
+        self._check_chains(blocks)
+        candidates = {e[-1].page for e in self._heap if e[-1].entry is e}
+        leaves = {block.page for block in blocks.values() if block.page in cached and not block.children}
         assert leaves <= candidates, "an evictable page is not among the candidates"
 
-    def _check_chains(self, keyed: dict[BlockKey, int]) -> None:
-        pages = set(keyed.values())
-        above = {page: parent for page, parent in enumerate(self._above) if parent >= 0}
-        assert above.keys() | set(above.values()) <= pages, "a page of no content is in a chain"
+    def _check_chains(self, blocks: dict[BlockKey, Block]) -> None:
+        here = set(blocks.values())
+        above = {block: block.above for block in here if block.above is not None}
+        assert set(above.values()) <= here, "a block that has gone is in a chain"
         counted = Counter(above.values())
-        assert self._children == [counted[page] for page in range(self.total)], "child counts are wrong"
-        waiting = {page: parent for parent, children in self._orphans.items() for page in children}
-        assert waiting == self._orphaned, "orphans were lost"
-        assert waiting.keys() <= pages - above.keys(), (
-            "a page waits for a parent and has one, or has no content"
+        assert all(block.children == counted[block] for block in here), "child counts are wrong"
+        waiting = {block: parent for parent, children in self._orphans.items() for block in children}
+        assert waiting == {block: block.parent for block in here if block.parent is not None}, (
+            "orphans were lost"
         )
-        assert not self._orphans.keys() & keyed.keys(), "a parent that is here is waited for"
+        assert not waiting.keys() & above.keys(), "a block waits for a parent and has one"
+        assert not self._orphans.keys() & blocks.keys(), "a parent that is here is waited for"
