@@ -95,9 +95,16 @@ struct Rows {
   }
 };
 
-static inline float logit(float dot, const Shape& shape, const Reach& reach) {
-  float x = dot * shape.scale;
-  return (reach.cap > 0 ? reach.cap * std::tanh(x / reach.cap) : x) * LOG2E;
+// Rows of a head lie apart, a little each: the CPU does not foresee them. They come while others are computed.
+template <class T>
+static inline void bring(const T* row, int dim) {
+  for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(row + d, 0, 3);
+}
+
+// Of dot products; to base 2.
+static inline vf logits(vf dots, const Shape& shape, const Reach& reach) {
+  if (reach.cap > 0) return tanhv(dots * (shape.scale / reach.cap)) * (reach.cap * LOG2E);
+  return dots * (shape.scale * LOG2E);
 }
 
 // -- few rows -----------------------------------------------------------------------------------------------------------
@@ -167,21 +174,24 @@ static void few_rows(const Plan& plan, const Unit& unit, const Reach& reach, con
   for (int k = unit.from; k < unit.to;) {
     int end = (k / shape.block_tokens + 1) * shape.block_tokens;
     if (end > unit.to) end = unit.to;
-    const T* key = rows.key(k);
-    for (; k < end; k++, key += rows.stride()) dots<R>(q, dim, key, dim, p + k - unit.from, CHUNK);
+    const T *key = rows.key(k), *value = rows.value(k), *later = end < unit.to ? rows.key(end) : key;
+    for (; k < end; k++, key += rows.stride(), value += rows.stride(), later += rows.stride()) {
+      bring(value, dim), bring(later, dim);
+      dots<R>(q, dim, key, dim, p + k - unit.from, CHUNK);
+    }
   }
   for (int r = 0; r < R; r++) {
     float* row = p + r * CHUNK;
-    float most = -INFINITY;
-    for (int i = 0; i < count; i++) {
-      int position = unit.from + i;
-      bool seen = position >= seen_from[r] && position < seen_to[r];
-      row[i] = seen ? logit(row[i], shape, reach) : -INFINITY;
-      most = row[i] > most ? row[i] : most;
-    }
-    vf total = {};
     int padded = (count + LANES - 1) / LANES * LANES;
-    for (int i = count; i < padded; i++) row[i] = -INFINITY;
+    int begin = seen_from[r] > unit.from ? seen_from[r] - unit.from : 0;
+    int end = seen_to[r] < unit.to ? seen_to[r] - unit.from : count;
+    for (int i = 0; i < padded; i += LANES) store(row + i, logits(load(row + i), shape, reach));
+    for (int i = 0; i < begin && i < padded; i++) row[i] = -INFINITY;
+    for (int i = end > 0 ? end : 0; i < padded; i++) row[i] = -INFINITY;
+    vf top = load(row);
+    for (int i = LANES; i < padded; i += LANES) top = larger(top, load(row + i));
+    float most = largest(top);
+    vf total = {};
     for (int i = 0; i < padded; i += LANES) {
       vf e = most == -INFINITY ? vf{} : exp2v(load(row + i) - most);
       store(row + i, e);

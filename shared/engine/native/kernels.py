@@ -11,6 +11,7 @@ import torch
 from msgspec import Struct
 
 from shared.engine.native.build import BUILDS, CannotBuild, library, runnable
+from shared.engine.native.store import Store
 from shared.io.config import environment
 
 log = structlog.get_logger(__name__)
@@ -84,12 +85,12 @@ class Kernels(Struct, frozen=True):
         )
         return y
 
-    def pack(self, weights: torch.Tensor) -> torch.Tensor:
-        """[outputs, inputs] in float32 or bfloat16 as panels: for `linear` and layers."""
+    def pack(self, weights: torch.Tensor, store: Store) -> torch.Tensor:
+        """[outputs, inputs] in float32 or bfloat16 as panels, in the store: for `product` and layers."""
         outputs, inputs = weights.shape
         weights = weights.contiguous()
         panels = -(-outputs // self.panel)
-        packed = torch.empty(panels * self.panel * inputs, dtype=weights.dtype)
+        packed = store.take((panels * self.panel * inputs,), weights.dtype)
         self.lib.tsukimi_pack(
             torch.get_num_threads(),
             self.kind(weights.dtype),
@@ -126,10 +127,10 @@ def kernels() -> Kernels | None:
 
 def sound(kernels: Kernels) -> bool:
     """Whether the build computes here what torch computes: a compiler, or a CPU, may have its own ideas."""
-    random = torch.Generator().manual_seed(1)
+    random, store = torch.Generator().manual_seed(1), Store()
     x, weights = torch.randn(13, 70, generator=random), torch.randn(100, 70, generator=random)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):
-        y = kernels.product(x, kernels.pack(weights.to(dtype)), len(weights))
+        y = kernels.product(x, kernels.pack(weights.to(dtype), store), len(weights))
         if not torch.allclose(y, x @ weights.to(dtype).float().T, atol=tolerance):
             return False
     return True

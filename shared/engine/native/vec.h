@@ -71,12 +71,26 @@ static inline void put(bf16* p, float x) {
   p->bits = x == x ? uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16) : 0x7fc0;
 }
 
+// Halves are added until one is left, without leaving the registers.
+template <int N>
+static inline float sum_of(const float (&s)[N]) {
+  if constexpr (N == 1) {
+    return s[0];
+  } else {
+    typedef float half __attribute__((vector_size(N * 2)));
+    half a, b;
+    memcpy(&a, s, sizeof a), memcpy(&b, s + N / 2, sizeof b);
+    a += b;
+    float rest[N / 2];
+    memcpy(rest, &a, sizeof a);
+    return sum_of(rest);
+  }
+}
+
 static inline float sum(vf v) {
   float s[LANES];
   memcpy(s, &v, sizeof s);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) s[i] += s[i + width];
-  return s[0];
+  return sum_of(s);
 }
 
 static inline vf larger(vf a, vf b) { return a > b ? a : b; }

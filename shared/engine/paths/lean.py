@@ -16,6 +16,7 @@ from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.attention.native import computes
 from shared.engine.native.kernels import Kernels, Layer, Reach, Space
 from shared.engine.native.plan import StepPlan
+from shared.engine.native.store import Store
 from shared.engine.paths.api import AfterLayer
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -57,6 +58,7 @@ class LeanPath:
         self._config = model.config
         self._rotary = model.model.rotary_emb
         self._kind = kernels.kind(model.dtype)
+        self._store = Store()
         self._kept: list[torch.Tensor] = []
         """What the kernels' structures point to."""
         self._layers = [self._packed(blocks[i], shape.reach(i)) for i in self._part]
@@ -65,7 +67,7 @@ class LeanPath:
         self._embedding = model.model.embed_tokens.weight.detach() if self._part.start == 0 else nothing
         self.vocab = model.lm_head.weight.shape[0]
         self._head = (
-            kernels.pack(model.lm_head.weight.detach()) if self._part.stop == len(blocks) else nothing
+            kernels.pack(model.lm_head.weight.detach(), self._store) if self._part.stop == len(blocks) else nothing
         )
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
@@ -151,7 +153,7 @@ class LeanPath:
 
     def _weights(self, *linears: Any) -> int:
         """Pack products that share their input, one below the other; the model's own copies go."""
-        packed = self._kernels.pack(torch.cat([linear.weight.detach() for linear in linears]))
+        packed = self._kernels.pack(torch.cat([linear.weight.detach() for linear in linears]), self._store)
         for linear in linears:
             linear.weight = None
         self._kept.append(packed)

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.native.build import BUILDS, CannotBuild, runnable  # noqa: E402
 from shared.engine.native.kernels import Kernels, load, sound  # noqa: E402
+from shared.engine.native.store import Store  # noqa: E402
 
 SHAPES = [(16, 8), (33, 30), (64, 600), (100, 1300), (200, 64), (1, 2)]
 """(outputs, inputs): whole panels and not, inputs of one depth and of several."""
@@ -34,7 +35,7 @@ def product(kernels: Kernels, x: Any, weights: Any, threads: int = 1, norm: Any 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return kernels.product(x, kernels.pack(weights), len(weights), norm, 1e-5)
+        return kernels.product(x, kernels.pack(weights, Store()), len(weights), norm, 1e-5)
     finally:
         torch.set_num_threads(before)
 
