@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.core import cache_events as c
+from shared.core.blocks import KEY_BYTES
 from shared.core.cache import CacheEvent
 from shared.dataplane.api import PutGrant, ReadGrant
-from shared.protocol.errors import Unavailable
+from shared.protocol.errors import Invalid, Unavailable
 from shared.protocol.ids import BlockKey, LandingId
 
 Answer = c.GrantPut | c.ConfirmPut | c.GrantRead
@@ -31,7 +32,7 @@ class MachineBackend:
         self._answer = command
 
     def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant:
-        grant = self._ask(c.PutOpened(secrets.token_bytes(16), namespace, tuple(keys)), c.GrantPut)
+        grant = self._ask(c.PutOpened(secrets.token_bytes(16), namespace, _block_keys(keys)), c.GrantPut)
         return PutGrant(grant.landing, grant.wanted, grant.pages)
 
     def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
@@ -41,7 +42,7 @@ class MachineBackend:
         self._feed(c.PutAborted(landing))
 
     def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant:
-        grant = self._ask(c.ReadOpened(next(self._leases), namespace, tuple(keys)), c.GrantRead)
+        grant = self._ask(c.ReadOpened(next(self._leases), namespace, _block_keys(keys)), c.GrantRead)
         return ReadGrant(grant.lease, grant.pages, grant.checksums)
 
     def close_read(self, lease: int) -> None:
@@ -55,3 +56,10 @@ class MachineBackend:
         answer = self._answer
         assert isinstance(answer, expected), f"{type(event).__name__} was answered with {answer}"
         return answer
+
+
+def _block_keys(keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+    """The machine tells namespaces apart by it that all keys are equally long."""
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise Invalid(f"block keys have {KEY_BYTES} bytes", param="keys")
+    return tuple(keys)

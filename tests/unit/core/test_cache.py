@@ -206,7 +206,13 @@ def test_namespaces_never_meet() -> None:
     bench = Bench()
     bench.put(1, 2)
     assert bench.has(1, 2, namespace=b"other") == 0
-    assert bench.open_put(1, 2, namespace=b"other").wanted == (0, 1)
+    other = bench.open_put(1, 2, namespace=b"o" * 16)
+    assert other.wanted == (0, 1)
+    assert not set(other.pages) & set(bench.read(1, 2).pages)
+    assert bench.commit(other) == 2
+    assert bench.has(1, 2) == bench.has(1, 2, namespace=b"o" * 16) == 2
+    assert [p.stored for p in bench.published] == [(key(1), key(2))] * 2
+    assert only(bench.feed(SnapshotWanted()), PublishSnapshot).keys == (key(1), key(2)) * 2
 
 
 def test_a_commit_with_indices_nobody_wanted_stores_only_what_was_granted() -> None:

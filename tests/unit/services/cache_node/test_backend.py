@@ -11,7 +11,7 @@ from services.cache_node.backend import MachineBackend
 from shared.core.cache import CacheConfig, CacheEvent, CacheMachine
 from shared.dataplane.api import PoolBackend
 from shared.dataplane.memory import Memory
-from shared.protocol.errors import Refused, Unavailable
+from shared.protocol.errors import Invalid, Refused, Unavailable
 from shared.protocol.model import KVLayout
 
 KEYS = [bytes([i]) * 16 for i in range(4)]
@@ -30,6 +30,14 @@ def backend() -> MachineBackend:
 
     asked = MachineBackend(feed)
     return asked
+
+
+def test_keys_of_another_length_are_refused_by_name() -> None:
+    """They could meet those of another namespace."""
+    for ask in (backend().open_put, backend().open_read):
+        with pytest.raises(Invalid, match="16 bytes") as e:
+            ask(b"n" * 16, [*KEYS, b"n" * 16 + KEYS[0]])
+        assert e.value.param == "keys"
 
 
 def test_a_put_and_a_read_go_round() -> None:
