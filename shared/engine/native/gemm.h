@@ -13,8 +13,8 @@ constexpr int TILE_ROWS = 6;
 #else
 constexpr int TILE_ROWS = 4;
 #endif
-// Inputs summed up in registers at a time: a panel's share of them stays in the first-level cache.
-constexpr int DEPTH = 9216 / PANEL;
+// Inputs summed up in registers at a time: a panel's share of them, 24 KB, stays in the first-level cache.
+constexpr int DEPTH = 6144 / PANEL;
 // Rows that are taken through all panels together: their inputs stay in the second-level cache.
 constexpr int BAND_ROWS = 32 * TILE_ROWS;
 
