@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shared.engine.api import Engine, EngineConfig
+from shared.engine.torch_threads import sleep_when_idle
 from shared.engine.toy import ToyEngine
 from shared.protocol.errors import Invalid
 
@@ -21,6 +22,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) ->
         engine = ToyEngine(config, lambda done, total: progress("touching the KV pages", done / total))
         progress("ready", 1.0)
         return engine
+    sleep_when_idle()
     from shared.engine.model import ModelEngine
 
     return ModelEngine.load(config, progress)

@@ -21,7 +21,7 @@ from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.hardware import Hardware, choose
 from shared.engine.paged import DTYPES, MirroredPages, Pages, SharedPages
 from shared.engine.paths import lean
-from shared.engine.paths.api import Forward
+from shared.engine.paths.api import AfterLayer, Forward
 from shared.engine.paths.general import GeneralPath
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.group import start_group
@@ -159,16 +159,24 @@ class ModelEngine:
         ids = [token for sequence in sequences for token in unpack_tokens(sequence.token_ids)]
         written = _written(batch, self.spec.layout.block_tokens)
 
-        def after_layer(layer: int) -> None:
-            if on_layer is not None:
-                self._pages.publish(layer, layer, written)
-                on_layer(layer)
-
         kept = torch.tensor(keep, dtype=torch.long)
-        logits = self._forward.logits(batch, torch.tensor(ids, dtype=torch.long), kept, after_layer)
+        logits = self._forward.logits(
+            batch, torch.tensor(ids, dtype=torch.long), kept, self._publishing(on_layer, written)
+        )
         if on_layer is None:
             self._pages.publish(0, self.spec.layout.layers - 1, written)
         return logits
+
+    def _publishing(self, on_layer: OnLayer | None, written: Sequence[int]) -> AfterLayer | None:
+        """What a layer's end is told to, if anybody wants to know of each."""
+        if on_layer is None:
+            return None
+
+        def after_layer(layer: int) -> None:
+            self._pages.publish(layer, layer, written)
+            on_layer(layer)
+
+        return after_layer
 
     def _require_sound(self) -> None:
         step = SequenceStep("warm-up", 0, 1, bytes(4), (0,), SamplingParams(temperature=0.0))

@@ -69,6 +69,11 @@ def environment(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
+def set_environment_default(name: str, value: str) -> None:
+    """For libraries that are told by the environment alone; what the user set stays."""
+    os.environ.setdefault(name, value)
+
+
 def load_config(
     config_type: type[C], role: str, argv: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> C:

@@ -192,6 +192,17 @@ def test_a_layer_is_in_the_pages_when_its_callback_comes(run: Sequences) -> None
         assert content == [run.content(page, layer) for page in pages]
 
 
+def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(run: Sequences) -> None:
+    def on_layer(layer: int) -> None:
+        raise OSError("nobody listens")
+
+    expected = run.prefill(prompt(40), run.pages(40)).tokens
+    pages = run.pages(40)
+    with pytest.raises(OSError, match="nobody listens"):
+        run.prefill(prompt(40), pages, on_layer=on_layer)
+    assert run.prefill(prompt(40), pages).tokens == expected
+
+
 def test_prefill_and_decode_share_a_step(run: Sequences) -> None:
     old, new = prompt(30, seed=1), prompt(50, seed=2)
     old_pages, new_pages = run.pages(40), run.pages(60)

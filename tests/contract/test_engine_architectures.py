@@ -43,6 +43,7 @@ class Kind(Struct, frozen=True):
 KINDS = {
     "Llama": Kind({"rope_parameters": LLAMA3_ROPE}, True),
     "Llama-tied": Kind({"tie_word_embeddings": True}, True),
+    "Llama-narrow": Kind({"intermediate_size": 90}, True),  # no whole panels of the kernels
     "Llama-biased": Kind({"attention_bias": True}, False),
     "Mistral": Kind({"sliding_window": None}, True),
     "Mistral-sliding": Kind({"sliding_window": 24}, True),

@@ -8,6 +8,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from shared.engine.torch_threads import sleep_when_idle
+
 
 class Worker:
     """Starts the process; `ask` calls a method of the contender there."""
@@ -38,6 +40,8 @@ class Worker:
 
 
 def _serve(kind: str, arguments: dict[str, Any], pipe: Connection) -> None:
+    if kind == "Tsukimi":
+        sleep_when_idle()
     from shared.engine.bench import contenders
 
     contender: Any = None

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "gemm.h"
@@ -26,14 +27,16 @@ struct Reach {
   float cap;
 };
 
-constexpr int CHUNK = 256;
-constexpr int FEW_ROWS = 16;
+constexpr int CHUNK = 128;
+constexpr int DOT_ROWS = 16;
+constexpr int TOGETHER = 256;
 constexpr int KEYS = 64;
 constexpr int MANY_ROWS = 96;
 
 struct Unit {
-  int32_t span, head, from, to;  // few rows: keys of one chunk; many rows: queries of one tile
-  int32_t few, part;             // part: where its partial result is
+  int32_t span, head, heads;  // KV heads from `head` on
+  int32_t from, to;           // few rows: keys of one chunk; many rows: queries of one tile
+  int32_t few, part;          // part: where its partial results are, one after the other for the heads
 };
 
 // A step's work, the same for all layers.
@@ -47,11 +50,21 @@ struct Plan {
   std::atomic<int> next{0};
 
   int group() const { return shape.query_heads / shape.kv_heads; }
-  bool few(const Span& s) const { return s.tokens * group() <= FEW_ROWS && s.tokens <= 4; }
+  bool has_parts() const { return !parts.empty(); }
+  bool few(const Span& s) const { return s.tokens * group() <= DOT_ROWS && s.tokens <= 4; }
+
+  // KV heads whose rows are read in one go: a head's own are too short to be read fast one by one.
+  int together() const {
+    int heads = 1;
+    for (int n = 2; n <= shape.kv_heads; n++)
+      if (shape.kv_heads % n == 0 && n * shape.head_dim <= TOGETHER) heads = n;
+    return heads;
+  }
 
   void lay_out() {
     units.clear();
-    part_floats = long(FEW_ROWS) * (shape.head_dim + 2);
+    int heads = together();
+    part_floats = long(DOT_ROWS) * (shape.head_dim + 2);
     int part = 0;
     for (int pass = 0; pass < 2; pass++)  // the largest units first
       for (size_t i = 0; i < spans.size(); i++) {
@@ -60,9 +73,9 @@ struct Plan {
         if (is_few != (pass == 1)) continue;
         int end = s.start + s.tokens;
         if (is_few) {
-          for (int h = 0; h < shape.kv_heads; h++)
-            for (int k = 0; k < end; k += CHUNK)
-              units.push_back({int32_t(i), h, k, k + CHUNK < end ? k + CHUNK : end, 1, part++});
+          for (int h = 0; h < shape.kv_heads; h += heads)
+            for (int k = 0; k < end; k += CHUNK, part += heads)
+              units.push_back({int32_t(i), h, heads, k, k + CHUNK < end ? k + CHUNK : end, 1, part});
           continue;
         }
         int step = MANY_ROWS / group() > 0 ? MANY_ROWS / group() : 1;
@@ -70,7 +83,7 @@ struct Plan {
         for (int t = tiles - 1; t >= 0; t--)
           for (int h = 0; h < shape.kv_heads; h++) {
             int from = t * step, to = from + step < s.tokens ? from + step : s.tokens;
-            units.push_back({int32_t(i), h, from, to, 0, -1});
+            units.push_back({int32_t(i), h, 1, from, to, 0, -1});
           }
       }
     parts.resize(part * part_floats);
@@ -155,77 +168,109 @@ static inline void weigh_some(const float* p, long ldp, const Rows<T>& rows, int
     for (int v = 0; v < V; v++) store(out + r * ldo + d + v * LANES, acc[r][v]);
 }
 
-template <int R, class T>
-static void few_rows(const Plan& plan, const Unit& unit, const Reach& reach, const T* base, const float* queries,
-                     float* part, int first) {
+// Calls f(R, r) for rows r .. r + R - 1, four at a time.
+template <class F>
+static inline void in_fours(int rows, const F& f) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) f(std::integral_constant<int, 4>(), r);
+  if (rows - r == 3) f(std::integral_constant<int, 3>(), r);
+  if (rows - r == 2) f(std::integral_constant<int, 2>(), r);
+  if (rows - r == 1) f(std::integral_constant<int, 1>(), r);
+}
+
+// Makes weights of one row's logits, which belong to keys from..to. Puts the largest and the weights' sum into `part`.
+static inline void soften(float* row, int from, int to, int seen_from, int seen_to, const Shape& shape, const Reach& reach,
+                          float* part) {
+  int count = to - from, padded = (count + LANES - 1) / LANES * LANES;
+  int begin = seen_from > from ? seen_from - from : 0, end = seen_to < to ? seen_to - from : count;
+  for (int i = 0; i < padded; i += LANES) store(row + i, logits(load(row + i), shape, reach));
+  for (int i = 0; i < begin && i < padded; i++) row[i] = -INFINITY;
+  for (int i = end > 0 ? end : 0; i < padded; i++) row[i] = -INFINITY;
+  vf top = load(row);
+  for (int i = LANES; i < padded; i += LANES) top = larger(top, load(row + i));
+  float most = largest(top);
+  vf total = {};
+  for (int i = 0; i < padded; i += LANES) {
+    vf e = most == -INFINITY ? vf{} : exp2v(load(row + i) - most);
+    store(row + i, e);
+    total += e;
+  }
+  part[0] = most;
+  part[1] = sum(total);
+}
+
+struct Scratch {
+  std::vector<float> q, k, v, s, o, most, total;
+};
+
+// One chunk's keys and values for the rows of some heads; a part for each head.
+template <class T>
+static void few_rows(Plan& plan, const Unit& unit, const Reach& reach, const T* base, const float* queries,
+                     Scratch& scratch) {
   const Shape& shape = plan.shape;
   const Span& span = plan.spans[unit.span];
-  int dim = shape.head_dim, group = plan.group(), count = unit.to - unit.from;
-  Rows<T> rows{base, plan, span, unit.head};
-  alignas(64) float p[R * CHUNK], q[R * 512];
-  int seen_from[R], seen_to[R];
-  for (int r = 0; r < R; r++) {
-    int token = (first + r) / group, position = span.start + token;
-    const float* from = queries + (long(span.first_row + token) * shape.query_heads + unit.head * group + (first + r) % group) * dim;
-    memcpy(q + r * dim, from, dim * sizeof(float));
-    seen_to[r] = position + 1;
-    seen_from[r] = reach.window > 0 && position + 1 > reach.window ? position + 1 - reach.window : 0;
+  int dim = shape.head_dim, group = plan.group(), rows = span.tokens * group;
+  Rows<T> kv{base, plan, span, unit.head};
+  scratch.q.resize(unit.heads * rows * dim), scratch.s.resize(unit.heads * rows * CHUNK);
+  float *q = scratch.q.data(), *s = scratch.s.data();
+  for (int i = 0; i < unit.heads * rows; i++) {
+    int head = (unit.head + i / rows) * group + i % rows % group, row = span.first_row + i % rows / group;
+    memcpy(q + i * dim, queries + (long(row) * shape.query_heads + head) * dim, dim * sizeof(float));
   }
   for (int k = unit.from; k < unit.to;) {
     int end = (k / shape.block_tokens + 1) * shape.block_tokens;
     if (end > unit.to) end = unit.to;
-    const T *key = rows.key(k), *value = rows.value(k), *later = end < unit.to ? rows.key(end) : key;
-    for (; k < end; k++, key += rows.stride(), value += rows.stride(), later += rows.stride()) {
-      bring(value, dim), bring(later, dim);
-      dots<R>(q, dim, key, dim, p + k - unit.from, CHUNK);
-    }
+    const T *keys = kv.key(k), *values = kv.value(k), *later = end < unit.to ? kv.key(end) : keys;
+    for (int h = 0; h < unit.heads; h++)
+      in_fours(rows, [&](auto r_type, int r) {
+        constexpr int R = decltype(r_type)::value;
+        float *to = s + (h * rows + r) * CHUNK + k - unit.from, *from = q + (h * rows + r) * dim;
+        for (long at = h * dim, j = k; j < end; j++, at += kv.stride(), to++) {
+          if (r == 0) bring(values + at, dim), bring(later + at, dim);
+          dots<R>(from, dim, keys + at, dim, to, CHUNK);
+        }
+      });
+    k = end;
   }
-  for (int r = 0; r < R; r++) {
-    float* row = p + r * CHUNK;
-    int padded = (count + LANES - 1) / LANES * LANES;
-    int begin = seen_from[r] > unit.from ? seen_from[r] - unit.from : 0;
-    int end = seen_to[r] < unit.to ? seen_to[r] - unit.from : count;
-    for (int i = 0; i < padded; i += LANES) store(row + i, logits(load(row + i), shape, reach));
-    for (int i = 0; i < begin && i < padded; i++) row[i] = -INFINITY;
-    for (int i = end > 0 ? end : 0; i < padded; i++) row[i] = -INFINITY;
-    vf top = load(row);
-    for (int i = LANES; i < padded; i += LANES) top = larger(top, load(row + i));
-    float most = largest(top);
-    vf total = {};
-    for (int i = 0; i < padded; i += LANES) {
-      vf e = most == -INFINITY ? vf{} : exp2v(load(row + i) - most);
-      store(row + i, e);
-      total += e;
+  for (int h = 0; h < unit.heads; h++) {
+    float *part = plan.parts.data() + (unit.part + h) * plan.part_floats, *p = s + h * rows * CHUNK;
+    for (int r = 0; r < rows; r++) {
+      int seen_to = span.start + r / group + 1, seen_from = reach.window > 0 ? seen_to - reach.window : 0;
+      soften(p + r * CHUNK, unit.from, unit.to, seen_from, seen_to, shape, reach, part + r * long(dim + 2));
     }
-    float* to = part + (first + r) * long(dim + 2);
-    to[0] = most;
-    to[1] = sum(total);
+    Rows<T> of_head{base, plan, span, unit.head + h};
+    in_fours(rows, [&](auto r_type, int r) {
+      constexpr int R = decltype(r_type)::value, V = R <= 3 ? 4 : 2;
+      const float* weights = p + r * CHUNK;
+      float* out = part + r * long(dim + 2) + 2;
+      int d = 0;
+      for (; d + V * LANES <= dim; d += V * LANES)
+        weigh_some<R, V>(weights, CHUNK, of_head, unit.from, unit.to, d, out, dim + 2);
+      for (; d + LANES <= dim; d += LANES)
+        weigh_some<R, 1>(weights, CHUNK, of_head, unit.from, unit.to, d, out, dim + 2);
+      for (; d < dim; d++)
+        for (int i = 0; i < R; i++) {
+          float sum = 0;
+          for (int j = unit.from; j < unit.to; j++) sum += weights[i * CHUNK + j - unit.from] * scalar(of_head.value(j) + d);
+          out[i * (dim + 2) + d] = sum;
+        }
+    });
   }
-  float* out = part + first * long(dim + 2) + 2;
-  int d = 0;
-  constexpr int V = R <= 3 ? 4 : 2;
-  for (; d + V * LANES <= dim; d += V * LANES) weigh_some<R, V>(p, CHUNK, rows, unit.from, unit.to, d, out, dim + 2);
-  for (; d + LANES <= dim; d += LANES) weigh_some<R, 1>(p, CHUNK, rows, unit.from, unit.to, d, out, dim + 2);
-  for (; d < dim; d++)
-    for (int r = 0; r < R; r++) {
-      float s = 0;
-      for (int i = 0; i < count; i++) s += p[r * CHUNK + i] * scalar(rows.value(unit.from + i) + d);
-      out[r * (dim + 2) + d] = s;
-    }
 }
 
-// Merge the chunks of one sequence and KV head, in order, into the output's rows.
-static void merge(const Plan& plan, int span_index, int head, const Unit* first, int chunks, float* output) {
+// Merge the chunks of one sequence and KV head, in order, into the output's rows. The first chunk's part is `part`; the
+// others' are `apart`.
+static void merge(const Plan& plan, int span_index, int head, int part, int apart, int chunks, float* output) {
   const Span& span = plan.spans[span_index];
   int dim = plan.shape.head_dim, group = plan.group();
   for (int r = 0; r < span.tokens * group; r++) {
-    const float* part = plan.parts.data() + first->part * plan.part_floats + r * long(dim + 2);
+    const float* first = plan.parts.data() + part * plan.part_floats + r * long(dim + 2);
     float* out = output + (long(span.first_row + r / group) * plan.shape.query_heads + head * group + r % group) * dim;
     float most = -INFINITY, total = 0;
-    for (int c = 0; c < chunks; c++) most = std::fmax(most, part[c * plan.part_floats]);
+    for (int c = 0; c < chunks; c++) most = std::fmax(most, first[c * apart * plan.part_floats]);
     for (int d = 0; d < dim; d++) out[d] = 0;
     for (int c = 0; c < chunks; c++) {
-      const float* p = part + c * plan.part_floats;
+      const float* p = first + c * apart * plan.part_floats;
       if (p[0] == -INFINITY) continue;
       float share = std::exp2(p[0] - most);
       total += share * p[1];
@@ -236,10 +281,6 @@ static void merge(const Plan& plan, int span_index, int head, const Unit* first,
 }
 
 // -- many rows ----------------------------------------------------------------------------------------------------------
-
-struct Scratch {
-  std::vector<float> q, k, v, s, o, most, total;
-};
 
 static inline void product(const float* x, long ldx, int rows, const float* w, long ldw, int depth, int outputs, float* y,
                            long ldy, bool add) {
@@ -322,28 +363,18 @@ static void many_rows(const Plan& plan, const Unit& unit, const Reach& reach, co
 template <class T>
 static void attend_share(Plan& plan, const Reach& reach, const T* base, const float* queries, float* output,
                          Scratch& scratch) {
-  int group = plan.group();
   for (;;) {
     int i = plan.next.fetch_add(1, std::memory_order_relaxed);
     if (i >= int(plan.units.size())) return;
     const Unit& unit = plan.units[i];
-    if (!unit.few) {
+    if (unit.few)
+      few_rows(plan, unit, reach, base, queries, scratch);
+    else
       many_rows(plan, unit, reach, base, queries, output, scratch);
-      continue;
-    }
-    float* part = plan.parts.data() + unit.part * plan.part_floats;
-    int rows = plan.spans[unit.span].tokens * group;
-    for (int r = 0; r < rows;) {
-      int left = rows - r;
-      if (left >= 4) few_rows<4>(plan, unit, reach, base, queries, part, r), r += 4;
-      else if (left == 3) few_rows<3>(plan, unit, reach, base, queries, part, r), r += 3;
-      else if (left == 2) few_rows<2>(plan, unit, reach, base, queries, part, r), r += 2;
-      else few_rows<1>(plan, unit, reach, base, queries, part, r), r += 1;
-    }
   }
 }
 
-static void merge_share(int thread, int threads, const Plan& plan, float* output) {
+static void merge_share(const Hand& hand, const Plan& plan, float* output) {
   int turn = 0;
   for (size_t i = 0; i < plan.units.size();) {
     const Unit& first = plan.units[i];
@@ -353,7 +384,9 @@ static void merge_share(int thread, int threads, const Plan& plan, float* output
     }
     size_t j = i + 1;
     while (j < plan.units.size() && plan.units[j].few && plan.units[j].span == first.span && plan.units[j].head == first.head) j++;
-    if (turn++ % threads == thread) merge(plan, first.span, first.head, &first, int(j - i), output);
+    for (int h = 0; h < first.heads; h++)
+      if (turn++ % hand.threads == hand.thread)
+        merge(plan, first.span, first.head + h, first.part + h, first.heads, int(j - i), output);
     i = j;
   }
 }

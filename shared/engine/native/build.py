@@ -23,7 +23,7 @@ from shared.io.models import models_folder
 
 SOURCES = Path(__file__).parent
 COMMON = (
-    "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared",
+    "-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-pthread", "-fPIC", "-shared",
     "-static-libstdc++", "-static-libgcc",
 )  # fmt: skip
 _COMPILERS = ("c++", "g++", "clang++")

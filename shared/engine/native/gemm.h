@@ -2,6 +2,7 @@
 // A row's result is the same to the bit whatever rows are beside it: its sums run over the inputs in one fixed order.
 #pragma once
 
+#include "team.h"
 #include "vec.h"
 
 // Outputs of a panel. W is packed as [panels][inputs][PANEL], or for pairs as [panels][inputs / 2][PANEL][2].
@@ -113,17 +114,105 @@ static inline void widen(const bf16* w, const bf16* next, int depth, float* scra
   }
 }
 
-// This thread's share of y[rows][outputs] (+)= x[rows][inputs] W^T. Call from all threads; no barrier inside.
+// -- few rows -----------------------------------------------------------------------------------------------------------
+
+// What takes weights as fast as memory gives them.
+constexpr int FEW_ROWS = TILE_ROWS / 2;
+// Panels that they go through side by side: memory gives more in several places than in one. With more of them than
+// these the sums would not fit the registers.
+constexpr int streams_for(int rows) { return rows == 1 ? 4 : 2; }
+// How far ahead weights are asked for.
+constexpr int AHEAD_BYTES = 1024;
+
+// R rows of x times S panels that are `apart`: as `tile`, and the same to the bit.
+template <int R, int S, class X, class W>
+static inline void tile_of_streams(const X* x, long ldx, const W* w, long apart, int depth, float* y, long ldy, bool add,
+                                   long y_apart) {
+  constexpr int LINE = 64 / (PANEL * sizeof(W)) > 0 ? 64 / (PANEL * sizeof(W)) : 1;
+  vf acc[R][S][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int s = 0; s < S; s++) acc[r][s][0] = acc[r][s][1] = vf{};
+#pragma GCC unroll 2
+  for (int k = 0; k < depth; k++, w += PANEL) {
+#pragma GCC unroll 8
+    for (int s = 0; s < S; s++) {
+      const W* from = w + s * apart;
+      if (k % LINE == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + AHEAD_BYTES, 0, 3);
+      auto left = load(from), right = load(from + LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        acc[r][s][0] = multiply_add(acc[r][s][0], left, x + r * ldx + k);
+        acc[r][s][1] = multiply_add(acc[r][s][1], right, x + r * ldx + k);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int s = 0; s < S; s++)
+      for (int half = 0; half < 2; half++) {
+        float* to = y + r * ldy + s * y_apart + half * LANES;
+        store(to, add ? load(to) + acc[r][s][half] : acc[r][s][half]);
+      }
+}
+
+// Panels first..last, all whole: memory is read from front to back, in S places at a time.
+template <int R, int S, class X, class W>
+static void stream(const X* x, int inputs, const W* w, int first, int last, float* y, int outputs, bool add) {
+  int each = (last - first) / S;
+  long size = long(inputs) * PANEL;
+  for (int p = first; p < first + each; p++)
+    for (int k = 0; k < inputs; k += DEPTH) {
+      int depth = inputs - k < DEPTH ? inputs - k : DEPTH;
+      tile_of_streams<R, S>(x + k, inputs, w + p * size + long(k) * PANEL, each * size, depth, y + long(p) * PANEL,
+                            outputs, add || k, long(each) * PANEL);
+    }
+  if constexpr (S > 1) stream<R, 1>(x, inputs, w, first + each * S, last, y, outputs, add);
+}
+
 template <class X, class W>
-static void linear_share(int thread, int threads, const X* x, int rows, int inputs, const W* w, int outputs, float* y,
-                         bool add) {
-  int panels = (outputs + PANEL - 1) / PANEL;
-  int first = long(panels) * thread / threads, last = long(panels) * (thread + 1) / threads;
+static void stream_rows(int rows, const X* x, int inputs, const W* w, int first, int last, float* y, int outputs,
+                        bool add) {
+#define ROWS(R) case R: return stream<R, streams_for(R)>(x, inputs, w, first, last, y, outputs, add);
+  switch (rows) {
+    ROWS(1) ROWS(2)
+#if defined(__AVX__)
+    ROWS(3)
+#endif
+#if defined(__AVX512F__)
+    ROWS(4) ROWS(5) ROWS(6)
+#endif
+  }
+#undef ROWS
+}
+
+// -- any rows -----------------------------------------------------------------------------------------------------------
+
+struct Panels {
+  int first, last;
+};
+
+// This thread's share of so many outputs' panels; `together` of them always go to the same thread.
+static inline Panels panels_of(const Hand& hand, int outputs, int together = 1) {
+  int sets = (outputs + PANEL * together - 1) / (PANEL * together);
+  return {hand.from(sets) * together, hand.to(sets) * together};
+}
+
+// y[rows][outputs] (+)= x[rows][inputs] W^T for these panels.
+template <class X, class W>
+static void multiply(Panels panels, const X* x, int rows, int inputs, const W* w, int outputs, float* y, bool add) {
+  if (rows <= FEW_ROWS) {
+    int whole = long(panels.last) * PANEL <= outputs ? panels.last : panels.last - 1;
+    if (panels.first < whole) stream_rows(rows, x, inputs, w, panels.first, whole, y, outputs, add);
+    panels.first = whole;
+  }
   for (int band = 0; band < rows; band += BAND_ROWS) {
     int some = rows - band < BAND_ROWS ? rows - band : BAND_ROWS;
     for (int k = 0; k < inputs; k += DEPTH) {
       int depth = inputs - k < DEPTH ? inputs - k : DEPTH;
-      for (int p = first; p < last; p++) {
+      for (int p = panels.first; p < panels.last; p++) {
         const W* block = w + (long(p) * inputs + k) * PANEL;
         int existing = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
         const X* from = x + long(band) * inputs + k;

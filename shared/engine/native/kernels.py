@@ -25,23 +25,33 @@ class Reach(c.Structure):
 
 
 class Layer(c.Structure):
-    """kernels.cpp's Layer."""
+    """layer.h's Layer."""
 
     _fields_ = (
         ("kind", c.c_int32), ("hidden", c.c_int32), ("inner", c.c_int32), ("epsilon", c.c_float),
         ("qkv", c.c_void_p), ("out", c.c_void_p), ("gate_up", c.c_void_p), ("down", c.c_void_p),
         ("attention_norm", c.c_void_p), ("mlp_norm", c.c_void_p), ("qkv_bias", c.c_void_p),
-        ("query_norm", c.c_void_p), ("key_norm", c.c_void_p), ("reach", Reach),
+        ("query_norm", c.c_void_p), ("key_norm", c.c_void_p), ("reach", Reach), ("pages", c.c_void_p),
     )  # fmt: skip
 
 
 class Space(c.Structure):
-    """kernels.cpp's Space."""
+    """layer.h's Space."""
 
     _fields_ = tuple(
         (name, c.c_void_p)
         for name in ("inputs", "attended", "activated", "qkv", "queries", "outputs", "gate_up")
     )
+
+
+class Places(c.Structure):
+    """layer.h's Places."""
+
+    _fields_ = (("cosines", c.c_void_p), ("sines", c.c_void_p), ("slots", c.c_void_p))
+
+
+AfterLayer = c.CFUNCTYPE(None, c.c_int32)
+"""Takes the GIL for each call."""
 
 
 class Kernels(Struct, frozen=True):
@@ -155,7 +165,7 @@ def load(name: str) -> Kernels:
         ("attend", (p, i, i, p, i, f, p, p)),
         ("pack", (i, i, p, i, i, p)),
         ("head", (i, i, p, p, f, i, i, p, i, p, p)),
-        ("layer", (p, i, p, p, i, p, p, p, p, i, p)),
+        ("layers", (p, i, p, i, p, i, p, p, i, p)),
     ):
         getattr(lib, f"tsukimi_{name_}").argtypes = arguments
     return Kernels(build.name, lib, lib.tsukimi_panel(), bool(lib.tsukimi_has_pairs()))

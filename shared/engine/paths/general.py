@@ -19,7 +19,7 @@ class GeneralPath:
         self._backend = backend
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
         device = self._model.device
         self._backend.plan(batch)
@@ -37,7 +37,7 @@ class GeneralPath:
 class _Step:
     """One forward pass: what every layer calls instead of its own attention."""
 
-    def __init__(self, backend: AttentionBackend, after_layer: AfterLayer) -> None:
+    def __init__(self, backend: AttentionBackend, after_layer: AfterLayer | None) -> None:
         self._backend = backend
         self._after_layer = after_layer
 
@@ -51,5 +51,6 @@ class _Step:
         reach: Reach,
     ) -> torch.Tensor:
         self._backend.append(layer, keys, values)
-        self._after_layer(layer)
+        if self._after_layer is not None:
+            self._after_layer(layer)
         return self._backend.run(layer, queries)

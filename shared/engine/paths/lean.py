@@ -14,7 +14,8 @@ import torch
 
 from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.attention.native import computes
-from shared.engine.native.kernels import Kernels, Layer, Reach, Space
+from shared.engine.native import kernels as native
+from shared.engine.native.kernels import Kernels, Layer, Places, Reach, Space
 from shared.engine.native.plan import StepPlan
 from shared.engine.native.store import Store
 from shared.engine.paths.api import AfterLayer
@@ -52,7 +53,7 @@ class LeanPath:
         self._part = range(len(blocks)) if part is None else part
         model.model.layers = torch.nn.ModuleList()  # the weights of other parts go
         self._kernels = kernels
-        self._pages = [layers[i] for i in self._part]
+        self._pages = layers
         self._plan = StepPlan(kernels, shape)
         self._shape = shape
         self._config = model.config
@@ -61,7 +62,8 @@ class LeanPath:
         self._store = Store()
         self._kept: list[torch.Tensor] = []
         """What the kernels' structures point to."""
-        self._layers = [self._packed(blocks[i], shape.reach(i)) for i in self._part]
+        packed = [self._packed(blocks[i], shape.reach(i), layers[i]) for i in self._part]
+        self._layers = (Layer * len(packed))(*packed)
         self._norm = self._floats(model.model.norm.weight)
         nothing = torch.empty(0)
         self._embedding = model.model.embed_tokens.weight.detach() if self._part.start == 0 else nothing
@@ -71,10 +73,10 @@ class LeanPath:
         )
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
-        self._space = _Space(0, self._config, shape)
+        self._space = _Space(0, self._config, shape, kernels.panel)
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
         x = self.embed(token_ids)
         self.advance(batch, x, after_layer)
@@ -92,27 +94,28 @@ class LeanPath:
         """Float rows [tokens, hidden]. Only where the first layer is."""
         return self._embedding[token_ids].float()
 
-    def advance(self, batch: AttentionBatch, x: torch.Tensor, after_layer: AfterLayer) -> None:
+    def advance(self, batch: AttentionBatch, x: torch.Tensor, after_layer: AfterLayer | None) -> None:
         """Take rows through the layers, in place."""
         self._plan.set(batch)
         rows = len(x)
         if rows > self._space.rows:
-            self._space = _Space(rows, self._config, self._shape)
+            self._space = _Space(rows, self._config, self._shape, self._kernels.panel)
         cosines, sines = self._angles(x, batch)
-        threads, call, space = torch.get_num_threads(), self._kernels.lib.tsukimi_layer, self._space.buffers
-        at = (x.data_ptr(), cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
-        for i, layer, pages in zip(self._part, self._layers, self._pages, strict=True):
-            call(
-                self._plan.handle,
-                threads,
-                ctypes.addressof(layer),
-                ctypes.addressof(space),
-                rows,
-                *at,
-                pages.element_size(),
-                pages.data_ptr(),
-            )
-            after_layer(i)
+        places = Places(cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
+        told = _Told(after_layer, self._part.start)
+        self._kernels.lib.tsukimi_layers(
+            self._plan.handle,
+            torch.get_num_threads(),
+            self._layers,
+            len(self._layers),
+            ctypes.byref(self._space.buffers),
+            rows,
+            x.data_ptr(),
+            ctypes.byref(places),
+            self._pages[self._part.start].element_size(),
+            told.callback,
+        )
+        told.check()
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of rows after the last layer. Only where that is."""
@@ -127,21 +130,22 @@ class LeanPath:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def _packed(self, block: Any, reach: Any) -> Layer:
+    def _packed(self, block: Any, reach: Any, pages: torch.Tensor) -> Layer:
         attention, mlp = block.self_attn, block.mlp
         queries, keys, values = attention.q_proj, attention.k_proj, attention.v_proj
         layer = Layer(
             kind=self._kind,
             hidden=self._config.hidden_size,
-            inner=self._config.intermediate_size,
+            inner=_whole(self._config.intermediate_size, self._kernels.panel),
             epsilon=self._config.rms_norm_eps,
             qkv=self._weights(queries, keys, values),
             out=self._weights(attention.o_proj),
-            gate_up=self._weights(mlp.gate_proj, mlp.up_proj),
-            down=self._weights(mlp.down_proj),
+            gate_up=self._in_turns(mlp.gate_proj, mlp.up_proj),
+            down=self._widened(mlp.down_proj),
             attention_norm=self._floats(block.input_layernorm.weight).data_ptr(),
             mlp_norm=self._floats(block.post_attention_layernorm.weight).data_ptr(),
             reach=Reach(reach.window, reach.cap),
+            pages=pages.data_ptr(),
         )
         if queries.bias is not None:
             bias = torch.cat([queries.bias, keys.bias, values.bias])
@@ -153,7 +157,28 @@ class LeanPath:
 
     def _weights(self, *linears: Any) -> int:
         """Pack products that share their input, one below the other; the model's own copies go."""
-        packed = self._kernels.pack(torch.cat([linear.weight.detach() for linear in linears]), self._store)
+        return self._kept_packed(torch.cat([linear.weight.detach() for linear in linears]), *linears)
+
+    def _in_turns(self, *linears: Any) -> int:
+        """As _weights, but a panel of each in turns: who computes a panel has its partner at hand."""
+        panel = self._kernels.panel
+        parts = []
+        for linear in linears:
+            outputs, inputs = linear.weight.shape
+            whole = linear.weight.new_zeros(_whole(outputs, panel), inputs)
+            whole[:outputs] = linear.weight.detach()
+            parts.append(whole.view(-1, panel, inputs))
+        return self._kept_packed(torch.stack(parts, dim=1).flatten(0, 2), *linears)
+
+    def _widened(self, linear: Any) -> int:
+        """As _weights; the inputs are whole panels of what _in_turns computes."""
+        outputs, inputs = linear.weight.shape
+        whole = linear.weight.new_zeros(outputs, _whole(inputs, self._kernels.panel))
+        whole[:, :inputs] = linear.weight.detach()
+        return self._kept_packed(whole, linear)
+
+    def _kept_packed(self, weights: torch.Tensor, *linears: Any) -> int:
+        packed = self._kernels.pack(weights, self._store)
         for linear in linears:
             linear.weight = None
         self._kept.append(packed)
@@ -165,20 +190,48 @@ class LeanPath:
         return floats
 
 
+def _whole(count: int, panel: int) -> int:
+    """Rounded up to whole panels."""
+    return -(-count // panel) * panel
+
+
+class _Told:
+    """Who is told of each layer, as the kernels call it."""
+
+    def __init__(self, after_layer: AfterLayer | None, first: int) -> None:
+        self._after_layer = after_layer
+        self._first = first
+        self._error: BaseException | None = None
+        self.callback = native.AfterLayer() if after_layer is None else native.AfterLayer(self._tell)
+
+    def _tell(self, layer: int) -> None:
+        """An error cannot pass through the kernels: it waits for `check`, and nobody is told of more layers."""
+        try:
+            if self._error is None and self._after_layer is not None:
+                self._after_layer(self._first + layer)
+        except BaseException as e:
+            self._error = e
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
 class _Space:
     """Buffers of a step of up to `rows` rows."""
 
-    def __init__(self, rows: int, config: Any, shape: AttentionShape) -> None:
+    def __init__(self, rows: int, config: Any, shape: AttentionShape, panel: int) -> None:
         self.rows = rows
+        inner = _whole(config.intermediate_size, panel)
         query = shape.query_heads * shape.head_dim
         widths = {
             "inputs": config.hidden_size,
             "attended": query,
-            "activated": config.intermediate_size,
+            "activated": inner,
             "qkv": query + 2 * shape.kv_heads * shape.head_dim,
             "queries": query,
             "outputs": query,
-            "gate_up": 2 * config.intermediate_size,
+            "gate_up": 2 * inner,
         }
         self._kept = {name: torch.zeros(rows * width) for name, width in widths.items()}
         self.buffers = Space(**{name: kept.data_ptr() for name, kept in self._kept.items()})

@@ -61,8 +61,9 @@ class GroupPath:
             read_ahead(child.control, self._answers.put, lambda child=child: self._lose(child))  # type: ignore[misc]
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
+        tell = after_layer or _nothing
         cut = pieces(batch, self._piece_tokens, self._block_tokens)
         kept = [_kept(piece, keep.tolist()) for piece in cut]
         self._step += 1
@@ -70,8 +71,8 @@ class GroupPath:
             for number, piece in enumerate(cut):
                 self._pass_on(piece, token_ids, [row for _, row in kept[number]], number == len(cut) - 1)
             for layer in self._part:  # all pieces are on their way: KV travels while the others compute
-                after_layer(layer)
-            return self._collect(kept, after_layer)
+                tell(layer)
+            return self._collect(kept, tell)
         except BaseException:
             while self._under_way and not self._fault:
                 self._answer()
@@ -88,7 +89,7 @@ class GroupPath:
 
     def _pass_on(self, piece: Piece, token_ids: torch.Tensor, keep: list[int], ends_step: bool) -> None:
         x = self._own.embed(token_ids[piece.rows])
-        self._own.advance(piece.batch, x, _nothing)
+        self._own.advance(piece.batch, x, None)
         try:
             self._onward.send(Rows(self._step, piece.spans, tuple(keep), ends_step), raw(x))
         except LinkClosed as e:

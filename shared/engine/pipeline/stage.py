@@ -51,11 +51,10 @@ class Stage:
         x = torch.frombuffer(payload, dtype=torch.float32).view(tokens, -1)
 
         def after_layer(layer: int) -> None:
-            if piece.ends_step:
-                self._control.send(LayerWritten(piece.step, layer))
+            self._control.send(LayerWritten(piece.step, layer))
 
         with torch.inference_mode():
-            self._path.advance(AttentionBatch(piece.spans), x, after_layer)
+            self._path.advance(AttentionBatch(piece.spans), x, after_layer if piece.ends_step else None)
             if self._onward is not None:
                 self._onward.send(piece, memoryview(payload))
                 return

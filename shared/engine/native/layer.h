@@ -1,0 +1,169 @@
+// A whole layer of Llama's block, computed by all threads of a team with as few meetings as can be.
+#pragma once
+
+#include <type_traits>
+
+#include "attention.h"
+
+enum Kind : int32_t { FLOATS = 0, BF16 = 1, PAIRS = 2 };  // of packed weights
+
+// Null pointers: the model has no such thing.
+struct Layer {
+  int32_t kind, hidden, inner;                    // inner: whole panels; what the model lacks of them is zeros
+  float epsilon;
+  const void *qkv, *out, *gate_up, *down;         // packed; q, k, v one below the other, panels of gate and up in turns
+  const float *attention_norm, *mlp_norm, *qkv_bias, *query_norm, *key_norm;
+  Reach reach;
+  void* pages;
+};
+
+// Buffers of a step, with room for `rows` rows each.
+struct Space {
+  void *inputs, *attended, *activated;            // what products read: floats, or bf16 for PAIRS
+  float *qkv, *queries, *outputs, *gate_up;
+};
+
+// Where a step's rows are in their sequences.
+struct Places {
+  const float *cosines, *sines;                   // [rows][head_dim / 2]
+  const int64_t* slots;                           // page * 2 * block_tokens + row in the page, of each row's keys
+};
+
+// Called by the first thread as soon as a layer's keys and values are in the pages; null: nobody wants to know.
+typedef void (*AfterLayer)(int32_t layer);
+
+static void norm(const float* x, const float* weight, float epsilon, int n, float* y) {
+  vf squares = {};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (int j = i; j < n; j++) total += x[j] * x[j];
+  float scale = 1.0f / std::sqrt(total / n + epsilon);
+  for (i = 0; i + LANES <= n; i += LANES) store(y + i, load(x + i) * scale * load(weight + i));
+  for (; i < n; i++) y[i] = x[i] * scale * weight[i];
+}
+
+template <class A>
+static void norm_to(const float* x, const float* weight, float epsilon, int n, A* y) {
+  if constexpr (sizeof(A) == 4) {
+    norm(x, weight, epsilon, n, y);
+  } else {
+    thread_local std::vector<float> row;
+    row.resize(n);
+    norm(x, weight, epsilon, n, row.data());
+    for (int i = 0; i < n; i++) put(y + i, row[i]);
+  }
+}
+
+// Rows that a product reads: norms of x. A few are computed by every thread for itself: sooner done than waited for.
+template <class A>
+static const A* normed(const Hand& hand, const float* x, const float* weight, float epsilon, int rows, int n, A* shared) {
+  if (rows <= FEW_ROWS) {
+    thread_local std::vector<A> own;
+    own.resize(long(rows) * n);
+    for (int r = 0; r < rows; r++) norm_to(x + long(r) * n, weight, epsilon, n, own.data() + long(r) * n);
+    return own.data();
+  }
+  for (int r = hand.from(rows); r < hand.to(rows); r++)
+    norm_to(x + long(r) * n, weight, epsilon, n, shared + long(r) * n);
+  hand.wait();
+  return shared;
+}
+
+// Rows that a product reads, as they are.
+template <class A>
+static const A* narrowed(const Hand& hand, const float* x, int rows, int n, A* shared) {
+  if constexpr (sizeof(A) == 4) {
+    return x;
+  } else {
+    for (long i = long(hand.from(rows)) * n; i < long(hand.to(rows)) * n; i++) put(shared + i, x[i]);
+    hand.wait();
+    return shared;
+  }
+}
+
+// Rotates the halves of a head's vector by the position's angles.
+static void rotate(float* x, const float* cosines, const float* sines, int dim) {
+  int half = dim / 2;
+  for (int i = 0; i < half; i++) {
+    float a = x[i], b = x[i + half];
+    x[i] = a * cosines[i] - b * sines[i];
+    x[i + half] = b * cosines[i] + a * sines[i];
+  }
+}
+
+// One row: bias, norms of queries and keys, rotation; keys and values go into the pages.
+template <class T>
+static void finish_row(const Layer& layer, const Shape& s, float* qkv, const float* cosines, const float* sines,
+                       float* queries, T* slot) {
+  int dim = s.head_dim, heads = s.query_heads, kv = s.kv_heads;
+  if (layer.qkv_bias)
+    for (int i = 0; i < (heads + 2 * kv) * dim; i++) qkv[i] += layer.qkv_bias[i];
+  for (int h = 0; h < heads + kv; h++) {
+    float* x = qkv + h * dim;
+    const float* weight = h < heads ? layer.query_norm : layer.key_norm;
+    if (weight) norm(x, weight, layer.epsilon, dim, x);
+    rotate(x, cosines, sines, dim);
+  }
+  memcpy(queries, qkv, sizeof(float) * heads * dim);
+  long values = long(s.block_tokens) * kv * dim;
+  for (int i = 0; i < kv * dim; i++) {
+    put(slot + i, qkv[heads * dim + i]);
+    put(slot + values + i, qkv[(heads + kv) * dim + i]);
+  }
+}
+
+// silu(gate) * up of these panels' columns, which this thread has just computed: gates and ups lie panel by panel in turns.
+template <class A>
+static void activate(Panels panels, int rows, int inner, const float* gate_up, A* activated) {
+  for (int r = 0; r < rows; r++)
+    for (int p = panels.first; p < panels.last; p += 2) {
+      const float* gate = gate_up + long(r) * 2 * inner + long(p) * PANEL;
+      A* to = activated + long(r) * inner + long(p) / 2 * PANEL;
+      for (int i = 0; i < PANEL; i += LANES) store(to + i, silu(load(gate + i)) * load(gate + PANEL + i));
+    }
+}
+
+template <class A, class W, class T>
+static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Space& space, int rows, float* x,
+                      const Places& places, int32_t number, AfterLayer after) {
+  const Shape& s = plan.shape;
+  int hidden = layer.hidden, inner = layer.inner, dim = s.head_dim;
+  int q = s.query_heads * dim, all = q + 2 * s.kv_heads * dim;
+  T* pages = static_cast<T*>(layer.pages);
+  auto* activated = static_cast<A*>(space.activated);
+  typedef typename std::conditional<sizeof(A) == 4, float, pair>::type In;
+  constexpr int per = sizeof(A) == 4 ? 1 : 2;  // inputs an element of `In` holds
+  auto product = [&](Panels panels, const A* from, int inputs, const void* weights, int outputs, float* y, bool add) {
+    multiply(panels, reinterpret_cast<const In*>(from), rows, inputs / per, static_cast<const W*>(weights), outputs, y, add);
+  };
+
+  if (hand.thread == 0) plan.next = 0;
+  const A* inputs = normed(hand, x, layer.attention_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
+  product(panels_of(hand, all), inputs, hidden, layer.qkv, all, space.qkv, false);
+  hand.wait();
+  for (int r = hand.from(rows); r < hand.to(rows); r++)
+    finish_row(layer, s, space.qkv + long(r) * all, places.cosines + long(r) * (dim / 2), places.sines + long(r) * (dim / 2),
+               space.queries + long(r) * q, pages + places.slots[r] * s.kv_heads * dim);
+  hand.wait();
+  if (hand.thread == 0 && after) after(number);
+
+  thread_local Scratch scratch;
+  attend_share(plan, layer.reach, pages, space.queries, space.outputs, scratch);
+  hand.wait();
+  if (plan.has_parts()) {
+    merge_share(hand, plan, space.outputs);
+    hand.wait();
+  }
+  const A* attended = narrowed(hand, space.outputs, rows, q, static_cast<A*>(space.attended));
+  product(panels_of(hand, hidden), attended, q, layer.out, hidden, x, true);
+  hand.wait();
+
+  inputs = normed(hand, x, layer.mlp_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
+  Panels both = panels_of(hand, 2 * inner, 2);
+  product(both, inputs, hidden, layer.gate_up, 2 * inner, space.gate_up, false);
+  activate(both, rows, inner, space.gate_up, activated);
+  hand.wait();
+  product(panels_of(hand, hidden), activated, inner, layer.down, hidden, x, true);
+  hand.wait();
+}
