@@ -96,6 +96,7 @@ def complete(
         stop_token_ids=stop_token_ids(body),
         stream=bool(body.stream),
         include_usage=bool(options is not None and options.include_usage),
+        grammar_field="" if checked.asked is None else checked.asked.field,
         wants_ids=bool(body.return_token_ids),
         created=created,
     )
