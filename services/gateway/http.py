@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_CONNECTION_S = 75
 PROBES = 3
+MOST_STALLED_S = 86_400.0
+"""Kernels count in numbers of 16 and 32 bits."""
 SEND_BUFFER_BYTES = 128 << 10
 """Of the kernel, for one connection: it would let a client that reads slowly have megabytes."""
 
@@ -178,10 +180,11 @@ def listen(host: str, port: int, stalled_s: float) -> socket.socket:
 
 
 def _notice_silence(listener: socket.socket, stalled_s: float) -> None:
-    """Have the kernel end a connection whose client for so long does not acknowledge what was sent, keeps its window shut,
-    or, while nothing is sent, does not answer probes. It sees what nobody else does: small writes into a connection that
-    is never read, and a machine that is gone."""
+    """Have the kernel end a connection whose client for so long does not acknowledge what was sent, keeps its window
+    shut, or, while nothing is sent, does not answer probes. It sees what nobody else does: small writes into a
+    connection that is never read, and a machine that is gone."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stalled_s = min(stalled_s, MOST_STALLED_S)
     probe_s = max(1, round(stalled_s / (PROBES + 1)))
     for name, value in (
         ("TCP_USER_TIMEOUT", math.ceil(stalled_s * 1000)),

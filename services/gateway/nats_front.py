@@ -102,7 +102,9 @@ class NatsFront:
     def _fitting(self, event: Undecoded) -> Undecoded:
         size_bytes, most_bytes = len(event.data), self._bus.max_payload_bytes
         if size_bytes > most_bytes:
-            raise TooLarge(f"an event of {size_bytes} bytes exceeds the bus's max_payload of {most_bytes} bytes")
+            raise TooLarge(
+                f"an event of {size_bytes} bytes exceeds the bus's max_payload of {most_bytes} bytes"
+            )
         return event
 
     @contextmanager

@@ -12,7 +12,15 @@ from services.gateway.body import convert
 from services.gateway.errors import ContextExceeded
 from services.gateway.request import GenerateRequest, Kind, Prompt
 from services.gateway.sampling_fields import check_bias, sampling_of, stop_token_ids
-from services.gateway.shapes import CHOICES_MOST, NEUTRAL, ChatBody, CommonBody, CompletionBody, Media, Message
+from services.gateway.shapes import (
+    CHOICES_MOST,
+    NEUTRAL,
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    Media,
+    Message,
+)
 from services.gateway.structured import Asked, asked_of, require_possible
 from services.gateway.text import TextModel
 from shared.core.blocks import pack_tokens

@@ -7,8 +7,8 @@ from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, SamplingParams
 
 
 def blame(error: str, sampling: SamplingParams, tokens: int) -> WireError:
-    """What the client is told of an engine's `error` after `tokens` tokens of the answer. Where the request asked for what
-    can't be, `param` is the field of SamplingParams; the owner knows what the client calls its `grammar`."""
+    """What the client is told of an engine's `error` after `tokens` tokens of the answer. Where the request asked for
+    what can't be, `param` is the field of SamplingParams; the owner knows what the client calls its `grammar`."""
     if error.startswith(NO_GRAMMAR):
         return WireError("invalid", error.removeprefix(NO_GRAMMAR), param="grammar")
     if error != NO_TOKEN:

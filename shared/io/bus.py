@@ -9,8 +9,8 @@ from msgspec import Struct
 
 AsyncHandler = Callable[[Any], Awaitable[Any]]
 """Gets a decoded message. What it returns is the reply: a Struct, or an async generator of Structs, each of which is sent
-to the reply subject as it comes, maybe in a Stream; None answers an asker with empty bytes. A raised TsukimiError is sent as WireError.
-On subjects where others speak too, the type `wire.Undecoded` passes bytes through, both ways."""
+to the reply subject as it comes, maybe in a Stream; None answers an asker with empty bytes. A raised TsukimiError is
+sent as WireError. On subjects where others speak too, the type `wire.Undecoded` passes bytes through, both ways."""
 OrderedHandler = Callable[[Any], None]
 
 

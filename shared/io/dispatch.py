@@ -19,7 +19,7 @@ from shared.protocol.wire import decode, encode
 log = structlog.get_logger(__name__)
 
 Respond = Callable[[str, bytes, str], Awaitable[None]]
-"""Send bytes to a reply subject; word that nobody was there for them goes to the subject given last, if it is not empty."""
+"""Send bytes to a reply subject; word that nobody was there for them goes to the subject given last, if any is."""
 Watch = Callable[[Callable[[], None]], AbstractContextManager[str]]
 """While the block runs, a subject for such word, each of which calls the function."""
 
@@ -133,11 +133,9 @@ class Dispatcher:
             log.exception("handler_failed", subject=inbound.subject)
             await self._answer(inbound, Internal("internal error").to_wire())
 
-    async def _stream(
-        self, inbound: Inbound, parts: AsyncGenerator[Any, None], word_to: str = ""
-    ) -> None:
-        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole. Without
-        an asker not even the first is made."""
+    async def _stream(self, inbound: Inbound, parts: AsyncGenerator[Any, None], word_to: str = "") -> None:
+        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole.
+        Without an asker not even the first is made."""
         async with contextlib.aclosing(parts):
             if not inbound.reply:
                 return

@@ -235,7 +235,8 @@ class NatsBus:
     async def _on_reply(self, message: Msg) -> None:
         if not message.data and message.headers and message.headers.get("Status") == NO_RESPONDERS:
             self._replies.fail(message.subject, Unavailable("nobody answers for it"))
-            if asyncio.get_running_loop().time() - self._found_at >= SETTLE_S:
+            settled = asyncio.get_running_loop().time() - self._found_at >= SETTLE_S
+            if self._up and settled:  # word may come before we are told that the connection is back
                 self._replies.unheard(message.subject)
         else:
             self._replies.deliver(message.subject, message.data)

@@ -29,7 +29,9 @@ class Weather(Strict):
 SCHEMAS: list[type[BaseModel]] = [Town, Machine, Weather]
 
 
-@pytest.fixture(scope="module", params=["toy", pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])])
+@pytest.fixture(
+    scope="module", params=["toy", pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])]
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "real":
         folder = request.getfixturevalue("small_model")

@@ -6,6 +6,7 @@ Prompt and answer of a request that is left would take minutes, so that nothing 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import struct
@@ -22,6 +23,8 @@ Phase = Literal["prefill", "decode"]
 MODEL = "toy:step_ms=5,prefill_us=2000"
 LONG_PROMPT = "a long, long prompt " * 2500  # 100 s
 SHORT_PROMPT = "on and on"
+NUMBERS = itertools.count()
+"""Makes prompts that nobody has asked before."""
 ANSWER_TOKENS = 100_000  # 500 s
 GATEWAY: dict[str, str | int | float] = {
     "max_running": 1, "keep_alive_s": 0.5, "stalled_s": 2.0, "buffer_bytes": 16 << 10,
@@ -103,7 +106,7 @@ async def test_pitfall_1_28_a_websocket_that_is_gone_frees_the_only_slot(
 
 
 def body_for(phase: Phase, stream: bool, prompt: str = "") -> dict[str, Any]:
-    prompt = prompt or (LONG_PROMPT if phase == "prefill" else SHORT_PROMPT)
+    prompt = f"{next(NUMBERS)}: " + (prompt or (LONG_PROMPT if phase == "prefill" else SHORT_PROMPT))
     return {
         "model": "toy", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "stream": stream, "ignore_eos": True,
     }  # fmt: skip

@@ -23,7 +23,11 @@ TOKEN_US, STEP_MS = 200, 5
 CHUNK_TOKENS, MAX_PREFILLS = 512, 4
 KV_BYTES, TOKEN_BYTES = 64 << 20, 128
 TOY = CostCoefficients(
-    prefill_fixed_s=1e-3, prefill_token_s=TOKEN_US / 1e6, load_token_s=1e-8, step_fixed_s=STEP_MS / 1e3, step_request_s=1e-5
+    prefill_fixed_s=1e-3,
+    prefill_token_s=TOKEN_US / 1e6,
+    load_token_s=1e-8,
+    step_fixed_s=STEP_MS / 1e3,
+    step_request_s=1e-5,
 )
 
 
@@ -109,7 +113,9 @@ async def test_pitfall_9_5_simulator_and_live_run_have_the_same_hit_rate(
         "cache": {"pool_bytes": KV_BYTES},
     }
     model = f"toy:step_ms={STEP_MS},prefill_us={TOKEN_US}"
-    with cluster(tmp_path, prefill=PREFILL, decode=DECODE, cache=PREFILL, model=model, fields=fields) as house:
+    with cluster(
+        tmp_path, prefill=PREFILL, decode=DECODE, cache=PREFILL, model=model, fields=fields
+    ) as house:
         live = await replayed(house, requests)
         house.wait_idle()
     assert live["prompt_tokens"] == expected["prompt_tokens"]

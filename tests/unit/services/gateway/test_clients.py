@@ -114,7 +114,8 @@ async def test_pitfall_1_28_a_trickle_that_is_never_read_is_noticed(cluster: Fak
     client.close()
 
 
-async def test_connections_inherit_the_watch_for_silence() -> None:
+def test_connections_inherit_the_watch_for_silence() -> None:
+    listen("127.0.0.1", 0, 1e12).close()
     listener = listen("127.0.0.1", 0, 12.0)
     listener.listen()
     client = socket.create_connection(listener.getsockname())
