@@ -24,7 +24,7 @@ class GatewayApp:
         self._context = context
         self._config = config
         self._stage: Stage = "starting"
-        self._listener = listen(config.bind, config.port)
+        self._listener = listen(config.bind, config.port, config.stalled_s)
         host, port = self._listener.getsockname()[:2]
         self.address = f"{config.advertise if config.advertise != config.bind else host}:{port}"
         load = partial(load_text, own_model=config.model)

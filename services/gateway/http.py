@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Generator
 from typing import Any
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_CONNECTION_S = 75
+PROBES = 3
+MOST_STALLED_S = 86_400.0
+"""Kernels count in numbers of 16 and 32 bits."""
 SEND_BUFFER_BYTES = 128 << 10
 """Of the kernel, for one connection: it would let a client that reads slowly have megabytes."""
 
@@ -116,6 +120,12 @@ class _Protocol(HttpToolsProtocol):
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def eof_received(self) -> None:
+        """Who closes its sending side before the answer is complete has left, even if it has not taken all there is yet:
+        an ordinary close would wait for that."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
@@ -153,18 +163,34 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises ConfigError if the address can't be had."""
+def listen(host: str, port: int, stalled_s: float) -> socket.socket:
+    """Raises ConfigError if the address can't be had. Of what is set here connections inherit all."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
-        )  # inherited by connections
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        _notice_silence(listener, stalled_s)
         listener.bind((host, port))
     except OSError as e:
         listener.close()
         raise ConfigError(f"port: {host}:{port} can't be listened on: {e.strerror}", param="port") from e
     listener.setblocking(False)
     return listener
+
+
+def _notice_silence(listener: socket.socket, stalled_s: float) -> None:
+    """Have the kernel end a connection whose client for so long does not acknowledge what was sent, keeps its window
+    shut, or, while nothing is sent, does not answer probes. It sees what nobody else does: small writes into a
+    connection that is never read, and a machine that is gone."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stalled_s = min(stalled_s, MOST_STALLED_S)
+    probe_s = max(1, round(stalled_s / (PROBES + 1)))
+    for name, value in (
+        ("TCP_USER_TIMEOUT", math.ceil(stalled_s * 1000)),
+        ("TCP_KEEPIDLE", probe_s),
+        ("TCP_KEEPINTVL", probe_s),
+        ("TCP_KEEPCNT", PROBES),
+    ):
+        if hasattr(socket, name):  # not every system has every one
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

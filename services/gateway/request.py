@@ -36,6 +36,8 @@ class GenerateRequest(Struct, frozen=True):
     """End the answer and have no text; they are among sampling's ends too."""
     stream: bool = False
     include_usage: bool = False
+    grammar_field: str = ""
+    """The body's name for sampling's grammar."""
     wants_ids: bool = False
     """The client wants token ids beside the text."""
     created: int = 0

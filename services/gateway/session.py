@@ -117,6 +117,10 @@ class Generation:
 
     def _failed(self, error: TsukimiError) -> None:
         """One choice can't be completed: the request can't."""
+        if error.param == "grammar":
+            error = type(error)(
+                f"{self.request.grammar_field}: {error.message}", param=self.request.grammar_field
+            )
         self._outbox.fail(error)
         self.leave(error.message or error.code, error)
 

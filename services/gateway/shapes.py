@@ -53,14 +53,27 @@ class CommonBody(StructuredBody, frozen=True, kw_only=True):
     """Extension: tell the token ids of prompt and answer."""
 
 
-class TextPart(Struct, frozen=True):
-    type: Literal["text"]
-    text: str
+class Media(Struct, frozen=True, kw_only=True):
+    """What is no text: known only to be refused. Were it passed over, prompts with other media would share their KV."""
+
+    audio: Any = None
+    file: Any = None
+    image_url: Any = None
+    images: Any = None
+    input_audio: Any = None
+    video_url: Any = None
 
 
-class Message(Struct, frozen=True, omit_defaults=True):
+class Part(Media, frozen=True):
+    """Of a message's content; only parts of type "text" are served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Media, frozen=True, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -88,8 +101,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "guided_whitespace_pattern": (),
+    "image_data": ([],),
+    "images": ([],),
     "modalities": (["text"],),
+    "multi_modal_data": ({},),
     "prediction": (),
+    "prompt_embeds": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

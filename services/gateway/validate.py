@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct, UnsetType
 
 from services.gateway.body import convert
 from services.gateway.errors import ContextExceeded
 from services.gateway.request import GenerateRequest, Kind, Prompt
 from services.gateway.sampling_fields import check_bias, sampling_of, stop_token_ids
-from services.gateway.shapes import CHOICES_MOST, NEUTRAL, ChatBody, CommonBody, CompletionBody, Message
+from services.gateway.shapes import (
+    CHOICES_MOST,
+    NEUTRAL,
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    Media,
+    Message,
+)
 from services.gateway.structured import Asked, asked_of, require_possible
 from services.gateway.text import TextModel
 from shared.core.blocks import pack_tokens
@@ -19,6 +28,7 @@ from shared.protocol.errors import Invalid
 from shared.protocol.ids import RequestId
 from shared.protocol.model import ModelSpec
 
+MEDIA = tuple(field.name for field in msgspec.structs.fields(Media))
 COMPLETION_TOKENS = 16
 """max_tokens of a completion that names none."""
 
@@ -96,6 +106,7 @@ def complete(
         stop_token_ids=stop_token_ids(body),
         stream=bool(body.stream),
         include_usage=bool(options is not None and options.include_usage),
+        grammar_field="" if checked.asked is None else checked.asked.field,
         wants_ids=bool(body.return_token_ids),
         created=created,
     )
@@ -111,6 +122,22 @@ def _check_chat(body: ChatBody) -> None:
         if message.content is None and not message.tool_calls:
             at = f"messages[{i}].content"
             raise Invalid(f"{at}: must be a string or a list of text parts", param=at)
+        _require_text(message, f"messages[{i}]")
+
+
+def _require_text(message: Message, at: str) -> None:
+    """Nothing in a message may be anything but text: see Media."""
+    parts = message.content if isinstance(message.content, list) else []
+    for j, part in enumerate(parts):
+        if part.type != "text":
+            param = f"{at}.content[{j}].type"
+            raise Invalid(f"{param}: {part.type[:40]!r} is not served here; only text is", param=param)
+        if part.text is None:
+            raise Invalid(f"{at}.content[{j}].text: must be given", param=f"{at}.content[{j}].text")
+    for where, what in [(at, message), *((f"{at}.content[{j}]", part) for j, part in enumerate(parts))]:
+        for name in MEDIA:
+            if getattr(what, name):
+                raise Invalid(f"{where}.{name}: not served here; only text is", param=f"{where}.{name}")
 
 
 def _encode_chat(body: ChatBody, text: TextModel) -> list[list[int]]:
@@ -129,7 +156,7 @@ def _template_message(message: Message) -> dict[str, Any]:
 
 def _content(message: Message) -> str:
     if isinstance(message.content, list):
-        return "".join(part.text for part in message.content)
+        return "".join(part.text or "" for part in message.content)
     return message.content or ""
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from shared.core import request_events as ev
 from shared.core.attempt import Attempt, End, place_request, prefill_job, reserve_request
+from shared.core.blame import blame
 from shared.core.machine import Command, Event
 from shared.core.patience import FINAL, Patience
 from shared.core.token_order import TokenOrder
@@ -216,7 +217,7 @@ class RequestMachine:
             self._patience.retry = True
             self._try_again(now, WireError("unavailable", delta.error or "the node gave the request up"))
         elif delta.finish == "failed":
-            self._fail(WireError("internal", delta.error))
+            self._fail(blame(delta.error, self.spec.sampling, self.order.next_index))
         else:
             attempt.watch_gap(self.order, now)
 

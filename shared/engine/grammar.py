@@ -17,7 +17,7 @@ from msgspec import Struct
 from shared.core.blocks import unpack_tokens
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import AttemptId
-from shared.protocol.sampling import Grammar
+from shared.protocol.sampling import NO_GRAMMAR, Grammar
 
 KEPT_ATTEMPTS = 256
 KEPT_GRAMMARS = 64
@@ -43,6 +43,15 @@ class GrammarError(ValueError):
     """The grammar is none, or the answer can't follow it."""
 
 
+class AnswerAstray(GrammarError):
+    """The answer so far is none of the grammar's: not the request's doing."""
+
+
+def error_of(error: GrammarError) -> str:
+    """As the error of a sequence's result."""
+    return str(error) if isinstance(error, AnswerAstray) else f"{NO_GRAMMAR}{error}"
+
+
 class Follower:
     """The states of the answers that one engine is making. Not thread-safe."""
 
@@ -60,7 +69,7 @@ class Follower:
             state = _State(grammar, self._start(grammar), b"")
         new = unpack_tokens(answer[len(state.answer) :])
         if new and not state.matcher.consume_tokens(new):
-            raise GrammarError("the answer so far does not follow the grammar")
+            raise AnswerAstray("the answer so far does not follow the grammar")
         state.answer = answer
         allowed = _mask(state.matcher, self._ends)
         self._states[attempt] = state

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shared.core.steps import SequenceResult, SequenceStep
-from shared.engine.grammar import Follower, GrammarError
+from shared.engine.grammar import Follower, GrammarError, error_of
 from shared.engine.reshape import Row, fault, reshape
 from shared.engine.sampling import Changed, Drawn, draw
 from shared.protocol.sampling import SamplingParams
@@ -44,7 +44,7 @@ class Sampler:
             try:
                 row = self._row(sequences[i])
             except GrammarError as e:
-                errors[i] = f"grammar: {e}"
+                errors[i] = error_of(e)
                 continue
             if error := fault(row, logits.shape[1]):
                 errors[i] = error

@@ -12,7 +12,7 @@ import torch
 from msgspec import Struct
 
 from shared.engine.draw import uniform
-from shared.protocol.sampling import SamplingParams, TokenLogprob
+from shared.protocol.sampling import NO_TOKEN, SamplingParams, TokenLogprob
 
 MAX_TOP_LOGPROBS = 20
 _FIRST_NUCLEUS = 1024
@@ -58,7 +58,7 @@ def draw(
     if changed is not None:
         for row, some in zip(changed.rows, torch.isfinite(changed.logits.amax(dim=1)).tolist(), strict=True):
             if sound[row] and not some:
-                sound[row], drawn[row] = False, Drawn(error="no token is allowed")
+                sound[row], drawn[row] = False, Drawn(error=NO_TOKEN)
     rows = [row for row, ok in enumerate(sound) if ok]
     tokens = dict(enumerate(_argmax(logits)))
     if changed is not None:

@@ -25,7 +25,7 @@ from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
 from shared.dataplane.memory import Progress
 from shared.engine.api import EngineConfig
-from shared.engine.grammar import GrammarError
+from shared.engine.grammar import GrammarError, error_of
 from shared.engine.steps import refusal
 from shared.engine.toy_choice import NoToken, pick, shape, toy_follower
 from shared.engine.toy_text import EOS, VOCAB_SIZE, ScriptedFailure, Transcript, next_logits
@@ -139,7 +139,9 @@ class ToyEngine:
         try:
             logits = next_logits(transcript, content)
             shaped = shape(logits, sequence, self._follower, content) if sequence.sample.reshapes else None
-        except (ScriptedFailure, GrammarError, NoToken) as e:
+        except GrammarError as e:
+            return SequenceResult(sequence.attempt, error=error_of(e))
+        except (ScriptedFailure, NoToken) as e:
             return SequenceResult(sequence.attempt, error=str(e))
         token, logprob = pick(logits, sequence.sample, end, shaped)
         return SequenceResult(sequence.attempt, (token,), () if logprob is None else (logprob,))

@@ -13,7 +13,7 @@ from shared.core.steps import SequenceStep
 from shared.engine.draw import uniform
 from shared.engine.grammar import Follower, Next, byte_tokenizer
 from shared.engine.toy_text import BOS, EOS, ROLE, VOCAB_SIZE
-from shared.protocol.sampling import SamplingParams, TokenLogprob
+from shared.protocol.sampling import NO_TOKEN, SamplingParams, TokenLogprob
 
 Logits = Mapping[int, float]
 """Token id -> logit; ids that are absent have probability 0."""
@@ -57,7 +57,7 @@ def shape(logits: Logits, step: SequenceStep, follower: Follower, content: bytes
         for id_ in params.eos_token_ids:
             shaped.pop(id_, None)
     if not shaped:
-        raise NoToken("no token is allowed")
+        raise NoToken(NO_TOKEN)
     return shaped
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 AsyncHandler = Callable[[Any], Awaitable[Any]]
 """Gets a decoded message. What it returns is the reply: a Struct, or an async generator of Structs, each of which is sent
-to the reply subject as it comes; None answers an asker with empty bytes. A raised TsukimiError is sent as WireError.
-On subjects where others speak too, the type `wire.Undecoded` passes bytes through, both ways."""
+to the reply subject as it comes, maybe in a Stream; None answers an asker with empty bytes. A raised TsukimiError is
+sent as WireError. On subjects where others speak too, the type `wire.Undecoded` passes bytes through, both ways."""
 OrderedHandler = Callable[[Any], None]
+
+
+class Stream(Struct, frozen=True):
+    """Replies whose maker is told when nobody listens for them any more."""
+
+    parts: AsyncGenerator[Any, None]
+    unheard: Callable[[], None]
+    """Called, once for every part, when the bus had nobody to give it to. The parts go on until the maker ends them."""
 
 
 class Subscription(Protocol):

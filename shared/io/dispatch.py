@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
 from msgspec import Struct
 
-from shared.io.bus import AsyncHandler, OrderedHandler
+from shared.io.bus import AsyncHandler, OrderedHandler, Stream
 from shared.protocol.errors import Internal, Overloaded, TooLarge, TsukimiError, Unavailable
 from shared.protocol.wire import decode, encode
 
 log = structlog.get_logger(__name__)
 
-Respond = Callable[[str, bytes], Awaitable[None]]
-"""Send bytes to a reply subject."""
+Respond = Callable[[str, bytes, str], Awaitable[None]]
+"""Send bytes to a reply subject; word that nobody was there for them goes to the subject given last, if any is."""
+Watch = Callable[[Callable[[], None]], AbstractContextManager[str]]
+"""While the block runs, a subject for such word, each of which calls the function."""
 
 
 class Inbound(Struct, frozen=True):
@@ -40,8 +43,11 @@ class Dispatcher:
     logged with its traceback and sent as an opaque Internal.
     """
 
-    def __init__(self, respond: Respond, max_payload_bytes: Callable[[], int], max_handlers: int) -> None:
+    def __init__(
+        self, respond: Respond, watch: Watch, max_payload_bytes: Callable[[], int], max_handlers: int
+    ) -> None:
         self._respond = respond
+        self._watch = watch
         self._max_payload_bytes = max_payload_bytes
         self._max_handlers = max_handlers
         self._running: set[asyncio.Task[None]] = set()
@@ -110,7 +116,10 @@ class Dispatcher:
             return
         try:
             answer = await handler(message)
-            if isinstance(answer, AsyncGenerator):
+            if isinstance(answer, Stream):
+                with self._watch(answer.unheard) as word_to:
+                    await self._stream(inbound, answer.parts, word_to)
+            elif isinstance(answer, AsyncGenerator):
                 await self._stream(inbound, answer)
             else:
                 await self._answer(inbound, answer)
@@ -124,14 +133,17 @@ class Dispatcher:
             log.exception("handler_failed", subject=inbound.subject)
             await self._answer(inbound, Internal("internal error").to_wire())
 
-    async def _stream(self, inbound: Inbound, parts: AsyncGenerator[Any, None]) -> None:
-        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole."""
+    async def _stream(self, inbound: Inbound, parts: AsyncGenerator[Any, None], word_to: str = "") -> None:
+        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole.
+        Without an asker not even the first is made."""
         async with contextlib.aclosing(parts):
+            if not inbound.reply:
+                return
             async for part in parts:
-                if not await self._answer(inbound, part):
+                if not await self._answer(inbound, part, word_to):
                     return
 
-    async def _answer(self, inbound: Inbound, answer: Any) -> bool:
+    async def _answer(self, inbound: Inbound, answer: Any, word_to: str = "") -> bool:
         """Send an answer, if one is waited for; was it sent? One over max_payload becomes a TooLarge error."""
         if not inbound.reply:
             return False
@@ -141,11 +153,11 @@ class Dispatcher:
             error = too_large(len(data), self._max_payload_bytes())
             await self._send(inbound, encode(error.to_wire()))
             return False
-        return await self._send(inbound, data)
+        return await self._send(inbound, data, word_to)
 
-    async def _send(self, inbound: Inbound, data: bytes) -> bool:
+    async def _send(self, inbound: Inbound, data: bytes, word_to: str = "") -> bool:
         try:
-            await self._respond(inbound.reply, data)
+            await self._respond(inbound.reply, data, word_to)
         except TsukimiError as e:
             self._count("replies_lost", inbound, error=str(e))
             return False

@@ -101,8 +101,10 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker, inbox: str, max_handlers: int, pending_bytes: int) -> None:
         self._broker = broker
-        self._dispatcher = Dispatcher(self._respond, lambda: broker.max_payload_bytes, max_handlers)
         self._replies = Replies(inbox)
+        self._dispatcher = Dispatcher(
+            self._respond, self._replies.watch, lambda: broker.max_payload_bytes, max_handlers
+        )
         self._subscriptions: list[MemorySubscription] = []
         self._callbacks: list[Callable[[bool], None]] = []
         self._pending: deque[Inbound] = deque()
@@ -185,7 +187,7 @@ class MemoryBus:
         if not up:
             self._replies.fail_all("the connection was lost")
         while up and self._pending:
-            self._broker.route(self._pending.popleft())
+            self._route(self._pending.popleft())
         self._pending_bytes = sum(len(m.data) for m in self._pending)
         for callback in self._callbacks:
             callback(up)
@@ -200,15 +202,19 @@ class MemoryBus:
         if self._closed:
             raise Unavailable("the bus is closed")
         if self._broker.running:
-            self._broker.route(message)
+            self._route(message)
         elif self._pending_bytes + len(message.data) > self._max_pending_bytes:
             raise Overloaded("the bus is not connected and its buffer is full", retry_after_s=0.5)
         else:
             self._pending.append(message)
             self._pending_bytes += len(message.data)
 
-    async def _respond(self, reply: str, data: bytes) -> None:
-        self._publish(Inbound(reply, data))
+    def _route(self, message: Inbound) -> None:
+        if not self._broker.route(message) and message.reply:
+            asyncio.get_running_loop().call_soon(self._replies.unheard, message.reply)
+
+    async def _respond(self, reply: str, data: bytes, word_to: str) -> None:
+        self._publish(Inbound(reply, data, word_to))
 
     def _add(self, subject: str, queue: str, take: Callable[[Inbound], None]) -> MemorySubscription:
         if self._closed:

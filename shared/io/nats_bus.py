@@ -36,6 +36,8 @@ UNANSWERED_PINGS = 3
 """More than these, and the connection is taken for lost."""
 FLUSH_S = 5
 LOG_EVERY_S = 5.0
+SETTLE_S = 5.0
+"""After an outage others come back when they do: for so long it means nothing that nobody listens to a stream."""
 INBOX_MESSAGES = 1 << 16
 INBOX_BYTES = 64 << 20
 """What may wait for a subscription's turn on the event loop; more is dropped and counted as messages_dropped."""
@@ -74,8 +76,10 @@ class NatsBus:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = _Client()
         self._url = ""
-        self._dispatcher = Dispatcher(self._respond, lambda: self.max_payload_bytes, max_handlers)
         self._replies = Replies(f"_INBOX.{uuid.uuid4().hex}")
+        self._dispatcher = Dispatcher(
+            self._respond, self._replies.watch, lambda: self.max_payload_bytes, max_handlers
+        )
         self._subscriptions: list[NatsSubscription] = []
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = False
@@ -83,6 +87,7 @@ class NatsBus:
         self._close_timeout_s = close_timeout_s
         self._counters: Counter[str] = Counter()
         self._said_at = 0.0
+        self._found_at = -SETTLE_S
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -180,8 +185,8 @@ class NatsBus:
         with translated():
             await self._client.publish(subject, data, reply=reply)
 
-    async def _respond(self, reply: str, data: bytes) -> None:
-        await self._publish(reply, data)
+    async def _respond(self, reply: str, data: bytes, word_to: str) -> None:
+        await self._publish(reply, data, word_to)
 
     # -- listening ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +235,9 @@ class NatsBus:
     async def _on_reply(self, message: Msg) -> None:
         if not message.data and message.headers and message.headers.get("Status") == NO_RESPONDERS:
             self._replies.fail(message.subject, Unavailable("nobody answers for it"))
+            settled = asyncio.get_running_loop().time() - self._found_at >= SETTLE_S
+            if self._up and settled:  # word may come before we are told that the connection is back
+                self._replies.unheard(message.subject)
         else:
             self._replies.deliver(message.subject, message.data)
 
@@ -265,6 +273,7 @@ class NatsBus:
 
     async def _on_found(self) -> None:
         self._up = True
+        self._found_at = asyncio.get_running_loop().time()
         self._counters["reconnects"] += 1
         log.info("bus_found", url=self._url)
         self._tell(True)

@@ -1,9 +1,12 @@
-"""Requests that wait for their reply: one inbox for all, told apart by a token."""
+"""Requests that wait for their reply, and streams that wait for word that nobody listens: one inbox for all, told apart
+by a token."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shared.protocol.errors import TsukimiError, Unavailable, WireError
@@ -30,11 +33,12 @@ class Replies:
         self.inbox = inbox
         """Subject prefix; replies arrive on `<inbox>.<token>`."""
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._watched: dict[str, Callable[[], None]] = {}
         self._tokens = itertools.count()
 
     def open(self) -> tuple[str, asyncio.Future[bytes]]:
         """A reply subject of its own and the future of what arrives there. Must be closed."""
-        subject = f"{self.inbox}.{next(self._tokens)}"
+        subject = self._fresh()
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[subject] = future
         return subject, future
@@ -53,6 +57,25 @@ class Replies:
         future = self._waiting.get(subject)
         if future is not None and not future.done():
             future.set_exception(error)
+
+    @contextlib.contextmanager
+    def watch(self, unheard: Callable[[], None]) -> Iterator[str]:
+        """While the block runs, a reply subject for what is published to others: the bus answers there, and `unheard` is
+        called, when it had nobody to give it to. What else arrives there is dropped."""
+        subject = self._fresh()
+        self._watched[subject] = unheard
+        try:
+            yield subject
+        finally:
+            del self._watched[subject]
+
+    def unheard(self, subject: str) -> None:
+        tell = self._watched.get(subject)
+        if tell is not None:
+            tell()
+
+    def _fresh(self) -> str:
+        return f"{self.inbox}.{next(self._tokens)}"
 
     def fail_all(self, why: str) -> None:
         """The connection is gone: no reply will come."""

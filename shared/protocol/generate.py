@@ -1,7 +1,9 @@
 """Generation over NATS, for clients of the cluster: one request in, a stream of numbered events out.
 
 Publish a call to `subjects.GENERATE` with a reply subject. Events come to the reply subject, numbered 0, 1, 2 ...;
-the last has `last` set, and carries the error if there is one. Nothing comes after it. A call is msgpack of
+the last has `last` set, and carries the error if there is one. Nothing comes after it. Whoever listens no more to the
+reply subject has left: the generation ends with the next event. (Events carry a reply subject of the gateway's, at which
+the server says so; nothing is to be sent there.) A call is msgpack of
 GenerateCall, or JSON of the same fields; events come in the encoding of the call:
 
     nats request tsukimi.v1.generate --replies=0 --timeout 30s \\
@@ -28,7 +30,7 @@ class GenerateCall(Struct, frozen=True):
     kind: Literal["chat", "completion"]
     body: dict[str, Any]
     id: RequestId = ""
-    """Names the generation, for GenerateCancel; minted if empty."""
+    """Names the generation, for GenerateCancel; minted if empty, at most 128 characters."""
 
 
 class GenerateEvent(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,12 @@ from msgspec import Struct
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
+NO_TOKEN = "no token is allowed"
+"""What an engine says in place of a token if bias, grammar and length together leave none: the request's own doing."""
+NO_GRAMMAR = "grammar: "
+"""How an engine begins to say that a grammar can't be followed: the request's own doing as well."""
+
+
 class Grammar(Struct, frozen=True):
     """What an answer must look like, as a whole."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
 
+from shared.io.bus import Stream
 from shared.protocol.errors import BlockMissing, DeadlineExceeded, Internal, Invalid, Overloaded, Unavailable
 from shared.protocol.wire import Undecoded, decode, encode
 from tests.support.bus_house import House, Other, Ping, Pong, pong
@@ -125,6 +127,29 @@ async def test_a_stream_of_replies_arrives_in_order_on_the_reply_subject(house: 
     bus = await house.bus()
     await bus.subscribe("svc.count", Ping, count)
     assert await bus.request("svc.count", Ping(3), Pong, 5.0) == Pong(0)
+
+
+async def test_a_stream_is_told_when_its_asker_has_gone(house: House) -> None:
+    async def count(ping: Ping) -> Stream:
+        async def parts() -> AsyncGenerator[Pong, None]:
+            for n in itertools.count():
+                yield Pong(n)
+                await asyncio.sleep(0.01)
+                if gone:
+                    return
+
+        return Stream(parts(), lambda: gone.append(ping.n))
+
+    gone: list[int] = []
+    bus, stays, leaves = await house.bus(), await house.bus(), await house.bus()
+    await bus.subscribe("svc.count", Ping, count)
+    assert await leaves.request("svc.count", Ping(7), Pong, 5.0) == Pong(0)
+    for _ in range(5):
+        assert await stays.request("svc.count", Ping(1), Pong, 5.0) == Pong(0)
+        assert not gone
+    await leaves.close()
+    await until(lambda: gone)
+    assert set(gone) == {7}
 
 
 async def test_a_handler_may_speak_in_bytes(house: House) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.load import load_engine
-from shared.protocol.sampling import Grammar, SamplingParams
+from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, Grammar, SamplingParams
 from tests.support.sequences import GREEDY, Sequences, step
 from tests.support.shapes import Machine, Strict, Town
 
@@ -29,7 +29,9 @@ class Weather(Strict):
 SCHEMAS: list[type[BaseModel]] = [Town, Machine, Weather]
 
 
-@pytest.fixture(scope="module", params=["toy", pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])])
+@pytest.fixture(
+    scope="module", params=["toy", pytest.param("real", marks=[pytest.mark.real, pytest.mark.slow])]
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "real":
         folder = request.getfixturevalue("small_model")
@@ -159,3 +161,16 @@ def test_pitfall_1_21_an_impossible_grammar_fails_alone(talk: Talk, engine: Engi
     *failed, good = engine.run(steps)
     assert all(result.error and not result.tokens for result in failed)
     assert good.tokens == talk.run.prefill(prompt, talk.run.pages(len(prompt))).tokens
+
+
+def test_pitfall_1_20_who_leaves_no_token_is_told_so_and_fails_alone(talk: Talk, engine: Engine) -> None:
+    prompt = talk.encode("The end of the road")
+    starts = {talk.encode(start)[0] for start in ("y", "ye", "yes")}
+    bias = tuple((id_, -100.0) for id_ in starts)
+    pages = [talk.run.pages(len(prompt)) for _ in range(4)]
+    none_left = step("none", 0, prompt, pages[0], held(engine, "choice", '["yes"]', logit_bias=bias), prompt)
+    off = step("off", 0, prompt, pages[1], held(engine, "regex", "a("), prompt)
+    none, wrong, good = engine.run([none_left, off, step("good", 0, prompt, pages[2], GREEDY)])
+    assert (none.error, none.tokens) == (NO_TOKEN, ())
+    assert wrong.error.startswith(NO_GRAMMAR)
+    assert good.tokens == talk.run.prefill(prompt, pages[3]).tokens

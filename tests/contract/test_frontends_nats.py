@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -123,3 +125,111 @@ async def test_two_gateways_share_the_calls(server: NatsServer) -> None:
         await until(lambda: not one.gateway.running and not two.gateway.running)
         counts = [c.sample("tsukimi_requests_ended_total", outcome="ok") for c in (one, two)]
         assert sum(counts) == 12
+
+
+# -- callers that are gone -------------------------------------------------------------------------------------------
+
+
+async def leave(server: NatsServer, data: bytes, how: str, after: int) -> None:
+    """Call, take so many events, go."""
+    client = await nats.connect(server.url)
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    await client.publish(subjects.GENERATE, data, reply=inbox)
+    await client.flush()
+    for _ in range(after):
+        await subscription.next_msg(timeout=20.0)
+    if how == "unsubscribe":
+        await subscription.unsubscribe()
+        await client.flush()
+    else:
+        await client.close()
+    await client.close()
+
+
+@pytest.mark.parametrize("how", ["unsubscribe", "close"])
+@pytest.mark.parametrize("after", [0, 4])
+async def test_pitfall_1_28_a_caller_that_is_gone_frees_the_nodes(
+    cluster: FakeCluster, server: NatsServer, how: str, after: int
+) -> None:
+    """In prefill, where nothing but signs of life could tell, and while tokens come."""
+    cluster.prefills[0].token_s = 0.0 if after else 3600.0
+    cluster.decodes[0].token_s = 0.02
+    stays = asyncio.create_task(all_events(server, call("<<say:who stays>>"))) if after else None
+    await leave(server, call("for ever"), how, after)
+    await cluster.idle()
+    node = cluster.decodes[0] if after else cluster.prefills[0]
+    assert set(node.cancelled.values()) == {"client_left"}
+    assert cluster.sample("tsukimi_requests_ended_total", outcome="aborted") == 1
+    if stays is not None:
+        assert (await stays)[-1].error is None
+
+
+async def test_a_caller_that_comes_back_after_an_outage_is_not_taken_for_gone(server: NatsServer) -> None:
+    async with nats_cluster(server, keep_alive_s=0.2) as cluster:
+        cluster.slow_down(0.05)
+        client = await nats.connect(server.url, reconnect_time_wait=1, max_reconnect_attempts=-1)
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        await client.publish(subjects.GENERATE, call("<<say:" + "on and on " * 10 + ">>"), reply=inbox)
+        await subscription.next_msg(timeout=20.0)
+        await asyncio.to_thread(server.kill)
+        server.start()
+        while not (event := await next_event(subscription)).last:
+            pass
+        assert event.error is None
+        await client.close()
+        await cluster.idle()
+
+
+async def next_event(subscription: Any) -> GenerateEvent:
+    message = await subscription.next_msg(timeout=30.0)
+    return msgspec.msgpack.decode(message.data, type=GenerateEvent)
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
+
+HELD_BACK = {  # 300 tokens with their logprobs come in one event, when it is clear that they are no stop string
+    "stop": ["x" * 300],
+    "logprobs": True,
+    "messages": [{"role": "user", "content": f"<<say:{'x' * 299}y and more>>"}],
+}
+TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": [{"role": "user", "content": "a long prompt " * 200}]}, "max_payload of 8000", "prompt"),
+    (HELD_BACK, "max_payload of 8000", "answer"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "the limit of 5000 bytes", "call"),
+]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(("body", "limit", "what"), TOO_LARGE, ids=[what for _, _, what in TOO_LARGE])
+async def test_pitfall_6_1_what_is_too_large_is_told_with_both_sizes(
+    body: dict[str, Any], limit: str, what: str, as_json: bool
+) -> None:
+    encode: Any = msgspec.json.encode if as_json else msgspec.msgpack.encode
+    decode: Any = msgspec.json.decode if as_json else msgspec.msgpack.decode
+    async with (
+        nats_server("max_payload: 8000") as server,
+        nats_cluster(server, max_body_bytes=5000) as cluster,
+    ):
+        got: list[GenerateEvent] = []
+        data = encode(GenerateCall("chat", {"model": "toy"} | body, "mine"))
+        async with nats_call(server.url, data) as events:
+            async for event in events:
+                got.append(decode(event, type=GenerateEvent))
+                if got[-1].last:
+                    break
+        error = got[-1].error
+        assert error is not None
+        assert (error.code, got[-1].id, got[-1].seq) == ("too_large", "mine", len(got) - 1)
+        assert limit in error.message
+        assert len(re.findall(r"\d{4,}", error.message)) == 2
+        assert (len(got) > 1) == (what == "answer")
+        await cluster.idle()
+        assert (await all_events(server, call("<<say:ok>>")))[-1].error is None
+
+
+async def test_a_name_too_long_for_events_is_refused(cluster: FakeCluster, server: NatsServer) -> None:
+    [event] = await all_events(server, call("<<say:ok>>", "n" * 5000))
+    assert event.error is not None
+    assert (event.error.code, event.error.param) == ("invalid", "id")

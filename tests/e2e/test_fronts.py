@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.support.cluster import Cluster, cluster
-from tests.support.fronts import Got, HttpStream, all_fronts
+from tests.support.fronts import Got, HttpStream, HttpWhole, Nats, all_fronts
 
 MODEL = "toy:step_ms=2"
 
@@ -53,6 +53,39 @@ def _without_cache(usage: dict[str, Any] | None) -> dict[str, Any]:
     assert usage is not None
     assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
     return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "told"),
+    [
+        ({"guided_choice": ["a"], "logit_bias": {"97": -100}}, "logit_bias", []),
+        ({"guided_choice": ["ab"], "logit_bias": {"98": -100}}, "logit_bias", ["a"]),
+        ({"guided_regex": "abc", "stop_token_ids": [98], "min_tokens": 3}, "min_tokens", ["a"]),
+    ],
+)
+async def test_pitfall_1_20_a_request_that_leaves_no_token_is_told_which_field_does(
+    house: Cluster, asked: dict[str, Any], param: str, told: list[str]
+) -> None:
+    """Before the first token with a status, later at the end of what there is; whoever is beside it is answered."""
+    beside = asyncio.create_task(HttpStream(house.url, house.nats.url).ask("completion", BESIDE))
+    for front in all_fronts(house.url, house.nats.url):
+        got = await front.ask("completion", {"model": "toy", "prompt": "abc", "max_tokens": 9} | asked)
+        name = type(front).__name__
+        assert got.error is not None, name
+        assert (got.error["param"], got.error["code"]) == (param, "invalid"), name
+        if not isinstance(front, Nats):  # whose errors are of the protocol, not of OpenAI's
+            assert got.error["type"] == "invalid_request_error"
+        assert f"token {len(told)} of the answer" in got.error["message"], name
+        if isinstance(front, HttpWhole):
+            assert got.status == 400
+        elif isinstance(front, HttpStream):
+            assert got.status == (200 if told else 400)
+        assert got.texts == ([] if isinstance(front, HttpWhole) else told), name
+    assert (await beside).error is None
+    house.wait_idle()
+
+
+BESIDE = {"model": "toy", "prompt": "beside it", "max_tokens": 300}
 
 
 async def test_the_official_client(house: Cluster) -> None:

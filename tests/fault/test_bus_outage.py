@@ -83,7 +83,7 @@ async def test_pitfall_6_10_after_an_outage_of_3_seconds_everything_is_subscribe
     await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(m.n))
     left = await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(-1))
     await lose(server, bus, kill=kill)
-    await until(lambda: not other.connected)
+    await until(lambda: states and not other.connected)  # told a moment after the connection is gone
     assert states == [False]
     await left.unsubscribe()
     for n in range(10):

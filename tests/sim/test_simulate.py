@@ -83,15 +83,28 @@ def test_reruns_are_bit_identical_in_any_process(tmp_path: Path, lines: list[byt
     assert b'"completed": 150' in results[0]
 
 
-def test_pitfall_9_5_blocks_are_hit_only_once_they_exist() -> None:
-    def row(at_ms: int) -> bytes:
-        ids = b"[1,2,3,4,5,6,7,8,9,10]"
-        return b'{"timestamp": %d, "input_length": 5000, "output_length": 2, "hash_ids": %s}' % (at_ms, ids)
+def ten_blocks(at_ms: int) -> bytes:
+    ids = b"[1,2,3,4,5,6,7,8,9,10]"
+    return b'{"timestamp": %d, "input_length": 5000, "output_length": 2, "hash_ids": %s}' % (at_ms, ids)
 
-    together = report(simulated([row(0), row(1)], prefill=2))
-    apart = report(simulated([row(0), row(60_000)], prefill=2))
+
+def test_pitfall_9_5_blocks_are_hit_only_once_they_exist() -> None:
+    together = report(simulated([ten_blocks(0), ten_blocks(1)], prefill=2))
+    apart = report(simulated([ten_blocks(0), ten_blocks(60_000)], prefill=2))
     assert together["cached_tokens"] == 0
     assert apart["cached_tokens"] == 9 * 512
+
+
+@pytest.mark.parametrize("chunk_tokens", [512, 131_072])
+def test_pitfall_9_5_who_is_behind_on_the_same_node_waits_for_the_blocks_it_hits(chunk_tokens: int) -> None:
+    """1 ms apart: what the second finds is what the first has computed by then, so its first token comes later."""
+    cluster = simulated(
+        [ten_blocks(0), ten_blocks(1)],
+        prefill=1, decode=1, keep_blocks=True, max_prefills=4, chunk_tokens=chunk_tokens,
+    )  # fmt: skip
+    first_s, second_s = (cluster.measures._ttft_s[number] for number in (0, 1))
+    assert report(cluster)["cached_tokens"] == 9 * 512
+    assert second_s + 0.001 > first_s
 
 
 def test_objectives_refuse_under_overload_and_are_kept(lines: list[bytes]) -> None:

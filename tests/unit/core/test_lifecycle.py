@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from shared.core import request_events as ev
 from shared.core.blocks import unpack_tokens
@@ -11,6 +12,7 @@ from shared.core.worker import BusLost, Ticked
 from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import BlockSource, TokenDelta
+from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, Grammar, SamplingParams
 from tests.support.request_story import D, P, Story, kinds
 from tests.support.request_world import EOS, choice_spec
 
@@ -194,6 +196,26 @@ def test_a_failed_sequence_fails_the_request() -> None:
     s.tokens(P, 0, 10)
     commands = s.tokens(D, 1, finish="failed", error="NaN")
     assert commands[-1] == ev.Fail(WireError("internal", "NaN"))
+
+
+@pytest.mark.parametrize(
+    ("error", "sampling", "param"),
+    [
+        (NO_TOKEN, SamplingParams(logit_bias=((98, -100.0),), grammar=Grammar("regex", "ab")), "logit_bias"),
+        (NO_TOKEN, SamplingParams(logit_bias=((98, -100.0),), min_tokens=3), "logit_bias"),
+        (NO_TOKEN, SamplingParams(min_tokens=3, eos_token_ids=(98,)), "min_tokens"),
+        (NO_GRAMMAR + "too deep", SamplingParams(grammar=Grammar("regex", "ab")), "grammar"),
+    ],
+)
+def test_pitfall_1_20_what_a_request_makes_impossible_is_its_own_fault(
+    error: str, sampling: SamplingParams, param: str
+) -> None:
+    s = Story(structs.replace(choice_spec(), sampling=sampling)).run()
+    s.tokens(P, 0, 10)
+    failed = s.tokens(D, 1, finish="failed", error=error)[-1]
+    assert isinstance(failed, ev.Fail)
+    assert (failed.error.code, failed.error.param) == ("invalid", param)
+    assert "too deep" in failed.error.message or "token 1 of the answer" in failed.error.message
 
 
 def test_an_impossible_placement_is_an_error() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from shared.io.dispatch import Dispatcher, Inbound
+from shared.io.replies import Replies
 from shared.protocol.errors import Overloaded, Unavailable, WireError
 from shared.protocol.wire import decode, encode
 from tests.support.virtual_time import run
@@ -28,14 +29,14 @@ class Wire:
         self.sent: list[Any] = []
         self._full_at = full_at
 
-    async def respond(self, reply: str, data: bytes) -> None:
+    async def respond(self, reply: str, data: bytes, word_to: str) -> None:
         assert reply == "inbox"
         if len(self.sent) >= self._full_at:
             raise Overloaded("buffer full")
         self.sent.append(decode(data, Part | WireError))
 
     def dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.respond, lambda: 1000, max_handlers=2)
+        return Dispatcher(self.respond, Replies("word").watch, lambda: 1000, max_handlers=2)
 
 
 def ask(n: int) -> Inbound:
@@ -79,6 +80,25 @@ def test_an_error_ends_a_stream() -> None:
     stream(wire := Wire(), 5)
     assert wire.sent[:-1] == [Part(n) for n in range(5)]
     assert wire.sent[-1].code == "unavailable"
+
+
+def test_a_stream_that_nobody_asked_for_is_not_begun() -> None:
+    async def parts() -> AsyncGenerator[Part, None]:
+        began.append(True)
+        yield Part(0)
+
+    async def handler(_: Ask) -> AsyncGenerator[Part, None]:
+        return parts()
+
+    async def main() -> None:
+        dispatcher = wire.dispatcher()
+        dispatcher.concurrent(Ask, handler)(Inbound("svc", encode(Ask(1))))
+        await dispatcher.drain(60.0)
+
+    began: list[bool] = []
+    wire = Wire()
+    run(main())
+    assert (began, wire.sent) == ([], [])
 
 
 def test_a_part_that_cannot_be_sent_ends_the_stream() -> None:

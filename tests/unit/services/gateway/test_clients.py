@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.http import SEND_BUFFER_BYTES, listen
 from services.gateway.outbox import Outbox, TokenEntry, Update
 from shared.protocol.errors import Cancelled
 from shared.protocol.sampling import TokenLogprob
@@ -72,7 +73,7 @@ async def test_pitfall_1_28_a_client_that_leaves_in_prefill_frees_the_slot(
     assert (await cluster.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-@pytest.mark.parametrize("leave", [reset, close])
+@pytest.mark.parametrize("leave", [reset, close, half_close])
 async def test_pitfall_1_28_a_client_that_leaves_in_decode_frees_the_slot(
     cluster: FakeCluster, leave: Callable[[socket.socket], None]
 ) -> None:
@@ -82,6 +83,48 @@ async def test_pitfall_1_28_a_client_that_leaves_in_decode_frees_the_slot(
     leave(client)
     await cluster.idle()
     assert cluster.sample("tsukimi_requests_ended_total", outcome="aborted") == 1
+
+
+async def test_pitfall_1_28_a_half_close_counts_with_full_buffers_too() -> None:
+    """What is still to be sent must not keep the connection open."""
+    async with memory_cluster(buffer_bytes=1 << 30, stalled_s=3600.0) as cluster:
+        client = await connect(cluster, FOR_EVER | {"stream": True}, small_window=True)
+        await until(lambda: waiting_bytes(cluster) > 300)
+        cluster.slow_down(0.05)
+        half_close(client)
+        await cluster.idle()
+        assert set(cluster.decodes[0].cancelled.values()) == {"client_left"}
+        client.close()
+
+
+def waiting_bytes(cluster: FakeCluster) -> int:
+    """Text that the front could not take yet, since its connection is full."""
+    return sum(generation._outbox.size_bytes for generation in cluster.gateway.running.values())
+
+
+async def test_pitfall_1_28_a_trickle_that_is_never_read_is_noticed(cluster: FakeCluster) -> None:
+    """Long before anything of the gateway's own is full: the client's window is shut for stalled_s."""
+    cluster.decodes[0].token_s = 0.1
+    client = await connect(cluster, FOR_EVER | {"stream": True}, small_window=True)
+    await until(lambda: cluster.decodes[0].work)
+    await cluster.idle()
+    [(attempt, reason)] = cluster.decodes[0].cancelled.items()
+    assert reason == "client_left"
+    assert len(cluster.decodes[0].over[attempt].made) * 200 < SEND_BUFFER_BYTES
+    client.close()
+
+
+def test_connections_inherit_the_watch_for_silence() -> None:
+    listen("127.0.0.1", 0, 1e12).close()
+    listener = listen("127.0.0.1", 0, 12.0)
+    listener.listen()
+    client = socket.create_connection(listener.getsockname())
+    listener.setblocking(True)
+    connection, _ = listener.accept()
+    with client, connection, listener:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12_000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
 
 
 async def test_pitfall_1_25_a_client_that_never_reads_is_cut_off_with_a_reason(cluster: FakeCluster) -> None:
