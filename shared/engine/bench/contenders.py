@@ -118,7 +118,8 @@ class Transformers:
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         cache = hf.DynamicCache(config=self._model.config)
-        self._forward(self._ids(batch, 0, context), cache)
+        self._forward(self._ids(1, 0, context), cache)
+        cache.batch_repeat_interleave(batch)  # the same context for all: computed once
         return _median(lambda n: self._forward(self._ids(batch, context + n, 1), cache), steps)
 
     def generate(self, batch: int, context: int, new_tokens: int) -> None:
@@ -150,7 +151,7 @@ def _with_room(config: EngineConfig, kv_tokens: int) -> EngineConfig:
     text = hf.AutoConfig.from_pretrained(Path(resolve_model(config.model).path)).get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    token_bytes = 2 * text.num_hidden_layers * kv_heads * head_dim * 4
+    token_bytes = 2 * text.num_hidden_layers * kv_heads * head_dim * DTYPES[config.dtype].itemsize
     return replace(config, kv_bytes=kv_tokens * token_bytes)
 
 

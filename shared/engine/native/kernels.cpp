@@ -80,7 +80,10 @@ void tsukimi_attend(void* handle, int32_t threads, int32_t kv_bytes, const void*
     else
       attend_share(plan, reach, static_cast<const bf16*>(pages), queries, outputs, scratch);
     hand.wait();
-    merge_share(hand, plan, outputs);
+    if (kv_bytes == 4)
+      merge_share<float>(hand, plan, outputs);
+    else
+      merge_share<bf16>(hand, plan, outputs);
   });
 }
 

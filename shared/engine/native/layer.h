@@ -152,7 +152,7 @@ static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Sp
   attend_share(plan, layer.reach, pages, space.queries, space.outputs, scratch);
   hand.wait();
   if (plan.has_parts()) {
-    merge_share(hand, plan, space.outputs);
+    merge_share<T>(hand, plan, space.outputs);
     hand.wait();
   }
   const A* attended = narrowed(hand, space.outputs, rows, q, static_cast<A*>(space.attended));

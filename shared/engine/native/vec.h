@@ -42,6 +42,19 @@ static inline vf load(const bf16* p) {
   return (vf)u;
 }
 
+// 2 * LANES numbers in a row. Of bf16 the even ones come first and then the odd: they need no widening but a shift, or
+// a mask. `place_in_pair` tells where the i-th number went.
+static inline void load_pair(const float* p, vf& a, vf& b) { a = load(p), b = load(p + LANES); }
+
+static inline void load_pair(const bf16* p, vf& a, vf& b) {
+  vu both;
+  memcpy(&both, p, sizeof both);
+  a = (vf)(both << 16), b = (vf)(both & 0xffff0000);
+}
+
+static inline constexpr int place_in_pair(const float*, int i) { return i; }
+static inline constexpr int place_in_pair(const bf16*, int i) { return i % 2 * LANES + i / 2; }
+
 static inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
 
 // Rounds to nearest even; a NaN stays one.
@@ -91,6 +104,47 @@ static inline float sum(vf v) {
   float s[LANES];
   memcpy(s, &v, sizeof s);
   return sum_of(s);
+}
+
+typedef float quad __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t quad_of_places __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, quad_of_places{__VA_ARGS__})
+#endif
+
+// Added up by halves, as `sum` does, until four are left.
+template <int N>
+static inline quad four_of(const float (&s)[N]) {
+  if constexpr (N == 4) {
+    quad q;
+    memcpy(&q, s, sizeof q);
+    return q;
+  } else {
+    typedef float half __attribute__((vector_size(N * 2)));
+    half a, b;
+    memcpy(&a, s, sizeof a), memcpy(&b, s + N / 2, sizeof b);
+    a += b;
+    float rest[N / 2];
+    memcpy(rest, &a, sizeof a);
+    return four_of(rest);
+  }
+}
+
+static inline quad four_of(vf v) {
+  float s[LANES];
+  memcpy(s, &v, sizeof s);
+  return four_of(s);
+}
+
+// The sums of four vectors, each as `sum` would have it.
+static inline quad sums(vf v0, vf v1, vf v2, vf v3) {
+  quad a = four_of(v0), b = four_of(v1), c = four_of(v2), d = four_of(v3);
+  quad ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+  quad cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+  return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
 static inline vf larger(vf a, vf b) { return a > b ? a : b; }

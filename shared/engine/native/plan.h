@@ -1,0 +1,109 @@
+// A step's work for attention: packed sequences over KV pages [pages][2][block_tokens][kv_heads][head_dim].
+#pragma once
+
+#include <atomic>
+#include <type_traits>
+#include <vector>
+
+#include "gemm.h"
+
+struct Span {
+  int32_t start, tokens, first_row, first_page;  // first_page: where its pages begin in the table of pages
+};
+
+struct Shape {
+  int32_t query_heads, kv_heads, head_dim, block_tokens;
+  float scale;
+};
+
+// What differs from layer to layer. window: keys a query sees, itself included; 0: all. cap: of the logits; 0: none.
+struct Reach {
+  int32_t window;
+  float cap;
+};
+
+constexpr int CHUNK = 128;
+constexpr int DOT_ROWS = 16;
+constexpr int TOGETHER = 256;
+constexpr int MAX_DIM = 512;
+constexpr int KEYS = 64;
+constexpr int MANY_ROWS = 96;
+
+struct Unit {
+  int32_t span, head, heads;  // KV heads from `head` on
+  int32_t from, to;           // few rows: keys of one chunk; many rows: queries of one tile
+  int32_t few, part;          // part: where its partial results are, one after the other for the heads
+};
+
+// A step's work, the same for all layers.
+struct Plan {
+  Shape shape;
+  std::vector<Span> spans;
+  std::vector<int32_t> pages;
+  std::vector<Unit> units;
+  std::vector<float> parts;  // of few rows, for each unit and row: largest logit, sum, weighted values [head_dim]
+  long part_floats = 0;
+  std::atomic<int> next{0};
+
+  int group() const { return shape.query_heads / shape.kv_heads; }
+  bool has_parts() const { return !parts.empty(); }
+  bool few(const Span& s) const { return s.tokens * group() <= DOT_ROWS && s.tokens <= 4; }
+
+  // KV heads whose rows are read in one go: a head's own are too short to be read fast one by one.
+  int together() const {
+    int heads = 1;
+    for (int n = 2; n <= shape.kv_heads; n++)
+      if (shape.kv_heads % n == 0 && n * shape.head_dim <= TOGETHER) heads = n;
+    return heads;
+  }
+
+  void lay_out() {
+    units.clear();
+    int heads = together();
+    part_floats = long(DOT_ROWS) * (shape.head_dim + 2);
+    int part = 0;
+    for (int pass = 0; pass < 2; pass++)  // the largest units first
+      for (size_t i = 0; i < spans.size(); i++) {
+        const Span& s = spans[i];
+        bool is_few = few(s);
+        if (is_few != (pass == 1)) continue;
+        int end = s.start + s.tokens;
+        if (is_few) {
+          for (int h = 0; h < shape.kv_heads; h += heads)
+            for (int k = 0; k < end; k += CHUNK, part += heads)
+              units.push_back({int32_t(i), h, heads, k, k + CHUNK < end ? k + CHUNK : end, 1, part});
+          continue;
+        }
+        int step = MANY_ROWS / group() > 0 ? MANY_ROWS / group() : 1;
+        int tiles = (s.tokens + step - 1) / step;
+        for (int t = tiles - 1; t >= 0; t--)
+          for (int h = 0; h < shape.kv_heads; h++) {
+            int from = t * step, to = from + step < s.tokens ? from + step : s.tokens;
+            units.push_back({int32_t(i), h, 1, from, to, 0, -1});
+          }
+      }
+    parts.resize(part * part_floats);
+  }
+};
+
+template <class T>
+struct Rows {
+  const T* base;
+  const Plan& plan;
+  const Span& span;
+  int head;
+
+  const T* key(int position) const { return row(position, 0); }
+  const T* value(int position) const { return row(position, 1); }
+  long stride() const { return long(plan.shape.kv_heads) * plan.shape.head_dim; }
+
+  const T* row(int position, int half) const {
+    const Shape& s = plan.shape;
+    long page = plan.pages[span.first_page + position / s.block_tokens];
+    return base + ((page * 2 + half) * s.block_tokens + position % s.block_tokens) * stride() + long(head) * s.head_dim;
+  }
+};
+
+struct Scratch {
+  std::vector<float> q, k, v, s, o, most, total;
+};
