@@ -138,6 +138,7 @@ class Node(ABC):
             tokens_dropped=self._tokens.dropped,
             layer_slices_sent_before_last_layer=self.streams.early_slices,
             last_layer_at_s=self.streams.last_layer_at,
+            engine_s=self._runner.engine_s if self._runner is not None else 0.0,
             **self.own_counters(),
         )
         return load

@@ -40,6 +40,8 @@ class EngineRunner:
         self._loop = asyncio.get_running_loop()
         self._waiting: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._began: float | None = None
+        self.engine_s = 0.0
+        """What all steps took so far, those that failed included."""
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -81,4 +83,5 @@ class EngineRunner:
             return StepFailed(command.step, f"{type(e).__name__}: {e}")
         finally:
             self._began = None
+            self.engine_s += time.monotonic() - began
         return StepDone(command.step, results, 1, time.monotonic() - began)

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from msgspec import Struct
+
+from tsukimi import status, where
 from tsukimi.errors import ToolError
 
 
+class BenchCluster(Struct, frozen=True):
+    """One that is up."""
+
+    url: str
+    """The gateway's."""
+    run_dir: Path
+
+    def engine_s(self) -> dict[str, float]:
+        """How long each compute node's engine has been computing, since it started."""
+        nodes = asyncio.run(status.ask(where.nats_url("", self.run_dir))).nodes
+        return {n.node: n.counters["engine_s"] for n in nodes if n.role in status.COMPUTE}
+
+
 @contextmanager
-def cluster(*flags: str) -> Iterator[str]:
-    """A cluster as `tsukimi up` with these flags starts it; yields the gateway's URL. Raises ToolError if it does not
-    come up."""
+def cluster(*flags: str) -> Iterator[BenchCluster]:
+    """A cluster as `tsukimi up` with these flags starts it. Raises ToolError if it does not come up."""
     with tempfile.TemporaryDirectory(prefix="tsukimi-bench-") as run_dir:
         command = [sys.executable, "-m", "tsukimi"]
         port = _free_port()
@@ -24,7 +41,7 @@ def cluster(*flags: str) -> Iterator[str]:
         try:
             if started.returncode:
                 raise ToolError(f"the cluster did not start: {(started.stdout + started.stderr)[-500:]}")
-            yield f"http://127.0.0.1:{port}"
+            yield BenchCluster(f"http://127.0.0.1:{port}", Path(run_dir))
         finally:
             subprocess.run([*command, "down", "--run-dir", run_dir], capture_output=True, check=False)
 

@@ -59,7 +59,7 @@ def bench_handoff(load: Load, dtype: str, rounds: int, json: Path | None, consol
         urls = {}
         for name, flags in TOPOLOGIES.items():
             console.print(f"starting a cluster: {name}")
-            urls[name] = stack.enter_context(cluster(*shared, "--pool-memory", KV_MEMORY, *flags))
+            urls[name] = stack.enter_context(cluster(*shared, "--pool-memory", KV_MEMORY, *flags)).url
         words = _words(urls[LOCAL], load)
         for _ in range(rounds):
             for name, url in urls.items():

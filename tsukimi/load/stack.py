@@ -16,7 +16,8 @@ from rich.table import Table
 
 from tsukimi.client import Client
 from tsukimi.errors import ToolError
-from tsukimi.load.clusters import cluster
+from tsukimi.load.asking import Sample
+from tsukimi.load.clusters import BenchCluster, cluster
 from tsukimi.load.drive import drive, fitting_words
 from tsukimi.load.report import summarise
 from tsukimi.load.settings import Load
@@ -37,6 +38,9 @@ class StackReport(Struct, frozen=True):
     """Output tokens, by topology and for `transformers`; a value per round."""
     ratios: dict[str, float]
     """Of medians, to transformers."""
+    engine_shares: dict[str, tuple[dict[str, float], ...]]
+    """Of the time under load, how much each node's engine computed, by topology; a value per round. What a worker with
+    all the work lacks to 1 goes to everything around its engine: gateway, bus, batching, asyncio."""
 
 
 class Peer:
@@ -76,13 +80,16 @@ class Peer:
 def bench_stack(load: Load, dtype: str, rounds: int, json: Path | None, console: Console) -> None:
     """Raises ToolError if a cluster does not start or a request fails."""
     found: dict[str, list[float]] = {name: [] for name in (*TOPOLOGIES, "transformers")}
+    shares: dict[str, list[dict[str, float]]] = {name: [] for name in TOPOLOGIES}
     peer = Peer(load, dtype)
     try:
         for topology, flags in TOPOLOGIES.items():
             console.print(f"starting a cluster: {' '.join(flags)}")
-            with cluster("--model", load.model, "--dtype", dtype, *flags) as url:
+            with cluster("--model", load.model, "--dtype", dtype, *flags) as running:
                 for i in range(rounds):
-                    found[topology].append(_measured(url, load))
+                    tokens_per_s, share = _measured(running, load)
+                    found[topology].append(tokens_per_s)
+                    shares[topology].append(share)
                     found["transformers"].append(peer.tokens_per_s())
                     ours, theirs = found[topology][-1], found["transformers"][-1]
                     console.print(f"{topology} {i + 1}: {ours:.1f} tokens/s, transformers {theirs:.1f}")
@@ -94,25 +101,34 @@ def bench_stack(load: Load, dtype: str, rounds: int, json: Path | None, console:
         dtype,
         {name: tuple(values) for name, values in found.items()},
         {name: medians[name] / medians["transformers"] for name in TOPOLOGIES},
+        {name: tuple(values) for name, values in shares.items()},
     )
     _show(report, medians, console)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
 
-def _measured(url: str, load: Load) -> float:
-    """Output tokens per second."""
-    client = Client(url)
+def _measured(running: BenchCluster, load: Load) -> tuple[float, dict[str, float]]:
+    """Output tokens per second, and the share of the time that each engine computed."""
+    client = Client(running.url)
     try:
         load = replace(load, model=client.first_model())
         words = fitting_words(client, load, never_seen())
     finally:
         client.close()
-    samples = uvloop.run(drive(url, "", load, words, lambda sample: None))
-    report = summarise(url, load, samples)
+    load = replace(load, warmup=0)
+    uvloop.run(drive(running.url, "", replace(load, requests=1), words, _nobody))  # not to be measured
+    before = running.engine_s()
+    samples = uvloop.run(drive(running.url, "", load, words, _nobody))
+    report = summarise(running.url, load, samples)
     if report.failures:
         raise ToolError(f"requests failed: {report.failures}")
-    return report.output_tokens_per_s
+    computed = {node: (after_s - before[node]) / report.seconds for node, after_s in running.engine_s().items()}
+    return report.output_tokens_per_s, computed
+
+
+def _nobody(sample: Sample) -> None:
+    """Hears of it."""
 
 
 def _show(report: StackReport, medians: dict[str, float], console: Console) -> None:
@@ -120,8 +136,13 @@ def _show(report: StackReport, medians: dict[str, float], console: Console) -> N
     table = Table(
         title=f"{load.model} {report.dtype}: {load.concurrency} at once, {load.input_tokens} in, {load.output_tokens} out"
     )
-    for column in ("", "output tokens/s", "to transformers"):
+    for column in ("", "output tokens/s", "to transformers", "engine computes"):
         table.add_column(column, justify="right")
     for name, value in medians.items():
-        table.add_row(name, f"{value:.1f}", f"{report.ratios[name]:.2f}" if name in report.ratios else "")
+        if name not in report.ratios:
+            table.add_row(name, f"{value:.1f}", "", "")
+            continue
+        rounds = report.engine_shares[name]
+        shares = (f"{node} {statistics.median(r[node] for r in rounds):.0%}" for node in rounds[0])
+        table.add_row(name, f"{value:.1f}", f"{report.ratios[name]:.2f}", ", ".join(shares))
     console.print(table)
