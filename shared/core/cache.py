@@ -164,7 +164,7 @@ class CacheMachine:
         known, told = self._checksums, event.checksums
         for page, i in zip(pages, wanted, strict=True):
             known[page] = told[i]
-        stored = self.pool.register_all(zip(pages, keys, parents, strict=True))
+        stored = self.pool.register_all(pages, keys, parents)
         self.counters["blocks_stored"] += stored
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]

@@ -83,6 +83,7 @@ def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
         return
     keys, pages = sequence.keys, sequence.pages
     full = min(sequence.computed // block_tokens, len(keys))
-    for block in range(sequence.keyed, full):
-        pool.register(pages[block], keys[block], keys[block - 1] if block else None)
-    sequence.keyed = max(sequence.keyed, full)
+    if full > sequence.keyed:
+        new = slice(sequence.keyed, full)
+        pool.register_all(pages[new], keys[new], (None, *keys)[new])
+        sequence.keyed = full
