@@ -32,14 +32,14 @@ class BlockPool:
         self._policy = policy or Lru()
         self.total = pages
         self._free = list(range(pages - 1, -1, -1))
-        self._bare: set[int] = set()
-        """Held pages without a key. Each is held once: nobody can find it."""
-        self._runs = Forest()
+        self._bare = bytearray(pages)
+        """1: the page is held and has no key. It is held once: nobody else can find it."""
+        self._runs = Forest(pages)
         self._cached = 0
         self._heap: list[Entry] = []
         self._clock = 0
-        self._stored: dict[BlockKey, None] = {}
-        self._removed: dict[BlockKey, None] = {}
+        self._stored: tuple[BlockKey, ...] = ()
+        self._removed: tuple[BlockKey, ...] = ()
 
     # -- counts ----------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,9 @@ class BlockPool:
             self._make_room(count)
         taken = free[: -count - 1 : -1]
         del free[len(free) - count :]
-        self._bare.update(taken)
+        bare = self._bare
+        for page in taken:
+            bare[page] = 1
         return taken
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -104,11 +106,11 @@ class BlockPool:
         """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
         self._clock += 1
         used_at, by_page, end = self._clock, self._runs.by_page, len(pages)
-        if not by_page:
+        if not self._runs.by_key:
             self._free_bare(pages)
             return
         while end:
-            run = by_page.get(pages[end - 1])
+            run = by_page[pages[end - 1]]
             if run is None:
                 end -= 1
                 self._free_bare(pages[end : end + 1])
@@ -142,10 +144,10 @@ class BlockPool:
 
     def _free_bare(self, pages: list[int]) -> None:
         bare = self._bare
-        left = len(bare) - len(pages)
-        bare.difference_update(pages)
-        if len(bare) != left:
-            raise ValueError(f"some of the pages {pages} are not held")
+        for page in pages:
+            if not bare[page]:
+                raise ValueError(f"page {page} is not held")
+            bare[page] = 0
         self._free.extend(reversed(pages))
 
     # -- what pages contain ----------------------------------------------------------------------------------------
@@ -160,31 +162,29 @@ class BlockPool:
         """`register` for many: keys[i], which follows parents[i], is in pages[i]. Returns how many of them are new."""
         if not (self.keeps and pages):
             return 0
-        if (
-            len(set(pages)) == len(pages)
-            and self._bare.issuperset(pages)
-            and self._runs.grows_whole(keys, parents)
-        ):
+        bare = self._bare
+        if all([bare[page] for page in pages]) and self._runs.grows_whole(keys, parents):
             self._plant(pages, keys, parents[0])
             return len(pages)
         new = 0
         for page, key, parent in zip(pages, keys, parents, strict=True):
-            if page not in self._bare:
-                held = page in self._runs.by_page and self.refs_of(page)
-                if not held:
-                    raise ValueError(f"page {page} is not held")
-                if key not in self._runs.by_key:
-                    raise ValueError(f"page {page} already contains another block")
-            if key not in self._runs.by_key:
-                self._plant([page], (key,), parent)
-                new += 1
+            if not self.refs_of(page):
+                raise ValueError(f"page {page} is not held")
+            if key in self._runs.by_key:
+                continue
+            if not bare[page]:
+                raise ValueError(f"page {page} already contains another block")
+            self._plant([page], (key,), parent)
+            new += 1
         return new
 
     def _plant(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> None:
-        self._bare.difference_update(pages)
+        bare = self._bare
+        for page in pages:
+            bare[page] = 0
         self._clock += len(pages)
         self._runs.plant(Run(keys, pages.copy(), self._clock), parent)
-        _net(keys, self._removed, self._stored)
+        self._stored, self._removed = _net(keys, self._stored, self._removed)
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
@@ -196,12 +196,12 @@ class BlockPool:
         return self._runs.by_key.keys()
 
     def key_of(self, page: int) -> BlockKey | None:
-        run = self._runs.by_page.get(page)
+        run = self._runs.by_page[page]
         return None if run is None else run.keys[run.pages.index(page)]
 
     def refs_of(self, page: int) -> int:
-        run = self._runs.by_page.get(page)
-        return int(page in self._bare) if run is None else run.refs
+        run = self._runs.by_page[page]
+        return self._bare[page] if run is None else run.refs
 
     def keys(self) -> tuple[BlockKey, ...]:
         """Every key that can be read now."""
@@ -214,8 +214,8 @@ class BlockPool:
 
     def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
         """Net (stored, removed) keys since the last call."""
-        changes = tuple(self._stored), tuple(self._removed)
-        self._stored, self._removed = {}, {}
+        changes = self._stored, self._removed
+        self._stored = self._removed = ()
         return changes
 
     # -- eviction --------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class BlockPool:
             keys, pages = self._runs.shorten(run, min(blocks, len(run.keys)))
             self._free.extend(reversed(pages))
             self._cached -= len(pages)
-            _net(keys[::-1], self._stored, self._removed)
+            self._removed, self._stored = _net(keys[::-1], self._removed, self._stored)
             lacking -= len(pages)
             if not run.keys:
                 run.entry = None
@@ -275,7 +275,7 @@ class BlockPool:
         runs = set(self._runs.by_key.values())
         held = {page for run in runs if run.refs for page in run.pages}
         cached = {page for run in runs if not run.refs for page in run.pages}
-        free, bare = set(self._free), self._bare
+        free, bare = set(self._free), {page for page, one in enumerate(self._bare) if one}
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & (held | cached | bare), "a page is free and in use"
         assert not bare & (held | cached), "a page without a key has one"
@@ -287,8 +287,13 @@ class BlockPool:
         assert leaves <= candidates, "an evictable run is not among the candidates"
 
 
-def _net(keys: tuple[BlockKey, ...], undone: dict[BlockKey, None], done: dict[BlockKey, None]) -> None:
-    """Note what was done to some blocks; what undoes an earlier change of the same block leaves none."""
+def _net(
+    keys: tuple[BlockKey, ...], done: tuple[BlockKey, ...], undone: tuple[BlockKey, ...]
+) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
+    """Blocks that were changed, with another change and against the opposite one: of a block that was changed back and
+    forth neither is left."""
     if undone:
-        keys = tuple([key for key in keys if undone.pop(key, True)])
-    done.update(dict.fromkeys(keys))
+        both = set(keys).intersection(undone)
+        keys = tuple([key for key in keys if key not in both])
+        undone = tuple([key for key in undone if key not in both])
+    return done + keys if done else keys, undone

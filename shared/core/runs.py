@@ -39,9 +39,9 @@ class Run(PageUse):
 class Forest:
     """All runs of a node, by key and by page. Knows who is above whom, and nothing of room."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: int) -> None:
         self.by_key: dict[BlockKey, Run] = {}
-        self.by_page: dict[int, Run] = {}
+        self.by_page: list[Run | None] = [None] * pages
         self.orphans: dict[BlockKey, dict[Run, None]] = {}
         """Runs by the key of their parent, which is not here."""
 
@@ -58,8 +58,7 @@ class Forest:
 
     def plant(self, run: Run, parent: BlockKey | None) -> None:
         """A run that is new here, below the block `parent`."""
-        self.by_key.update(dict.fromkeys(run.keys, run))
-        self.by_page.update(dict.fromkeys(run.pages, run))
+        self._enter(run)
         if parent is not None:
             above = self.by_key.get(parent)
             if above is None:
@@ -91,9 +90,15 @@ class Forest:
         run.above, run.parent = head, None
         run.keys = run.keys[at:]
         del run.pages[:at]
-        self.by_key.update(dict.fromkeys(head.keys, head))
-        self.by_page.update(dict.fromkeys(head.pages, head))
+        self._enter(head)
         return head
+
+    def _enter(self, run: Run) -> None:
+        by_key, by_page = self.by_key, self.by_page
+        for key in run.keys:
+            by_key[key] = run
+        for page in run.pages:
+            by_page[page] = run
 
     def cut(self, run: Run, start: int, end: int) -> Run:
         """Blocks start..end-1 of a run as one of their own."""
@@ -110,7 +115,7 @@ class Forest:
         for key in keys:
             del by_key[key]
         for page in pages:
-            del by_page[page]
+            by_page[page] = None
         run.keys = run.keys[:-blocks]
         del run.pages[-blocks:]
         run.stored_at -= blocks
@@ -141,8 +146,9 @@ class Forest:
         runs = set(self.by_key.values())
         by_key = {key: run for run in runs for key in run.keys}
         by_page = {page: run for run in runs for page in run.pages}
+        table = {page: run for page, run in enumerate(self.by_page) if run is not None}
         assert by_key == self.by_key, "keys and runs disagree"
-        assert by_page == self.by_page, "pages and runs disagree"
+        assert by_page == table, "pages and runs disagree"
         for run in runs:
             assert len(run.keys) == len(run.pages) == len(set(run.pages)), (
                 "a run's blocks are not in as many pages"
