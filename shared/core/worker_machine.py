@@ -219,8 +219,10 @@ class WorkerMachine(Residents[S]):
 
     # -- outside views ---------------------------------------------------------------------------------------------
 
-    def load(self, now: float, seq: int = 0, stage: Stage = "ready") -> NodeLoad:
-        """How busy the node is: its heartbeat."""
+    def load(
+        self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True
+    ) -> NodeLoad:
+        """How busy the node is: its heartbeat. `totals` off: without the counters, which nobody plans by."""
         running, waiting, batch_tokens = self._tally()
         pool = self.pool
         return NodeLoad(
@@ -231,16 +233,16 @@ class WorkerMachine(Residents[S]):
             "draining" if self._drain_deadline is not None else stage,
             running,
             waiting,
-            kv_blocks=pool.total,
-            kv_blocks_held=pool.held,
-            kv_blocks_cached=pool.cached,
-            queue_s=self._backlog_s if self._backlog_s > 0.0 else 0.0,
-            batch_tokens=batch_tokens,
-            attempts=self.attempts(),
-            counters=self.counters.copy(),
-            block_events_seq=self._blocks_seq,
-            cost=self.cost if self.worker.fit_cost else None,
-            cost_samples=self._fit.samples(self.cost_kind),
+            pool.total,
+            pool.held,
+            pool.cached,
+            self._backlog_s if self._backlog_s > 0.0 else 0.0,
+            batch_tokens,
+            self.attempts(),
+            self.counters.copy() if totals else {},
+            self._blocks_seq,
+            self.cost if self.worker.fit_cost else None,
+            self._fit.samples(self.cost_kind),
         )
 
     def check(self) -> None:
