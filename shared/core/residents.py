@@ -145,6 +145,7 @@ class Residents(ABC, Generic[S]):
         self._attempts = None
         self.turnover += 1
         self._leases.drop(sequence.gateway, sequence.attempt)
+        sequence.flush()
         self._ledger.remember(sequence.attempt, sequence.answer, now)
         if not sequence.in_step:
             self._close(sequence, now)
@@ -194,6 +195,7 @@ class Residents(ABC, Generic[S]):
     def _state(self, attempt: AttemptId, from_index: int) -> AttemptState:
         sequence = self._known.get(attempt)
         if sequence is not None and (attempt in self._live or self._still_open(sequence)):
+            sequence.flush()
             waiting = not self._begun(sequence)
             return sequence.answer.state(attempt, "waiting" if waiting else "running", from_index)
         past = sequence.answer if sequence is not None else self._ledger.get(attempt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from msgspec import Struct, field
 
 from shared.core.blocks import TOKEN_BYTES, pack_tokens
@@ -42,6 +44,8 @@ class Sequence(Struct, kw_only=True, eq=False):
     """Prefill time still to be spent on it, as predicted."""
     unsent: int = -1
     """First token of the answer that is held back; -1: none is."""
+    unwritten: list[tuple[int, ...]] = []
+    """Tokens held back that are not written to the answer yet, as they came: `flush` does that, once for all."""
     until: int = 0
     """Known tokens up to which it decodes on as it is: its answer is whole then, or its pages are full. What lies behind
     it needs a look."""
@@ -85,8 +89,15 @@ class Sequence(Struct, kw_only=True, eq=False):
             self.page_table = tuple(self.pages)
         return self.page_table
 
+    def flush(self) -> None:
+        """Whoever reads the answer's tokens flushes first."""
+        if self.unwritten:
+            self.answer.tokens.extend(chain.from_iterable(self.unwritten))
+            self.unwritten = []
+
     def past(self) -> tuple[bytes, int]:
         """What the next draw looks back on: packed ids, and how many of them are the answer's (the last ones)."""
+        self.flush()
         answered = self.answer.first_index + len(self.answer.tokens)
         known = self.tokens + pack_tokens(self.answer.tokens)
         if not self.sampling.looks_at_prompt:
@@ -105,11 +116,14 @@ class Sequence(Struct, kw_only=True, eq=False):
 
     def held_back(self) -> TokenDelta | None:
         """What was held back, and the finish if there is one."""
+        self.flush()
         first, self.unsent = self.unsent, -1
         return self.answer.delta(self.attempt, self.answer.first_index + first)
 
     def take(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenDelta | None:
         """Append sampled tokens, up to an EOS or the most wanted; returns what is new, its finish included."""
+        if self.unwritten:
+            self.flush()
         answer, sampling = self.answer, self.sampling
         index = len(answer.tokens)
         room = self.max_new_tokens - index

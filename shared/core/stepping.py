@@ -61,7 +61,7 @@ class Stepper(Generic[S]):
             if s.looks_back:
                 rows.append(sequence_step(s, 1))
                 continue
-            last = s.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
+            last = (s.unwritten[-1] if s.unwritten else s.answer.tokens)[-1].to_bytes(TOKEN_BYTES, "little")
             rows.append(SequenceStep(s.attempt, s.computed, 1, last, s.page_table, s.sampling))
         if not plan:
             return None
@@ -102,10 +102,9 @@ class Stepper(Generic[S]):
             if not (hold and inside) or result.error or s.ended or s.void:
                 rest.append((s, computed, result))
                 continue
-            said = s.answer.tokens
             if s.unsent < 0:
-                s.unsent = len(said)
-            said += tokens
+                s.unsent = len(s.answer.tokens)
+            s.unwritten.append(tokens)
             s.wanted, s.computed = wanted, wanted - 1
             held += wanted - before
         return held, rest
@@ -156,6 +155,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
         pages = sequence.table()
     sample = sequence.sampling if start + tokens == sequence.wanted else None
     if start >= sequence.prompt_tokens:
+        sequence.flush()
         ids = sequence.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
     else:
         ids = sequence.tokens[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
