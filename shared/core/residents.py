@@ -145,7 +145,8 @@ class Residents(ABC, Generic[S]):
         self._attempts = None
         self.turnover += 1
         self._leases.drop(sequence.gateway, sequence.attempt)
-        sequence.flush()
+        if sequence.unwritten:
+            sequence.flush()
         self._ledger.remember(sequence.attempt, sequence.answer, now)
         if not sequence.in_step:
             self._close(sequence, now)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from msgspec import Struct, field
 
 from shared.core.blocks import TOKEN_BYTES, pack_tokens
@@ -92,7 +90,9 @@ class Sequence(Struct, kw_only=True, eq=False):
     def flush(self) -> None:
         """Whoever reads the answer's tokens flushes first."""
         if self.unwritten:
-            self.answer.tokens.extend(chain.from_iterable(self.unwritten))
+            said = self.answer.tokens
+            for tokens in self.unwritten:
+                said += tokens
             self.unwritten = []
 
     def past(self) -> tuple[bytes, int]:

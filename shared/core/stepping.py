@@ -155,7 +155,8 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
         pages = sequence.table()
     sample = sequence.sampling if start + tokens == sequence.wanted else None
     if start >= sequence.prompt_tokens:
-        sequence.flush()
+        if sequence.unwritten:
+            sequence.flush()
         ids = sequence.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
     else:
         ids = sequence.tokens[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
