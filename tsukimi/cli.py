@@ -5,6 +5,7 @@ Each command imports what it needs when it runs: nobody waits for the others' mo
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -359,3 +360,5 @@ def main() -> None:
 
         Console(stderr=True).print(Text(f"tsukimi: {e}"), soft_wrap=True)
         sys.exit(e.exit_code if isinstance(e, ToolError) else 1)
+    finally:
+        gc.freeze()  # the process ends: nobody need look for garbage in what it leaves

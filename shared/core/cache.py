@@ -140,7 +140,8 @@ class CacheMachine:
             return [c.GrantPut(event.landing, (), ())]
         wanted = tuple(lacking[: len(pages)])
         keys, parents = _picked(full, wanted), _picked((None, *full), wanted)
-        coming.update(dict.fromkeys(keys, event.landing))
+        for key in keys:
+            coming[key] = event.landing
         self._put_pages += len(pages)
         self._puts[event.landing] = _Put(wanted, pages, keys, parents, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, wanted, tuple(pages))]
@@ -157,14 +158,14 @@ class CacheMachine:
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
         pages, keys, parents, wanted = put.pages, put.keys, put.parents, put.wanted
-        came = [i in event.checksums for i in wanted]
-        if not all(came):
+        known, told = self._checksums, event.checksums
+        if len(told) < len(wanted) or not all([i in told for i in wanted]):
+            came = [i in told for i in wanted]
             pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
             parents, wanted = tuple(compress(parents, came)), tuple(compress(wanted, came))
-        known, told = self._checksums, event.checksums
         for page, i in zip(pages, wanted, strict=True):
             known[page] = told[i]
-        stored = self.pool.register_all(zip(pages, keys, parents, strict=True))
+        stored = self.pool.register_all(pages, keys, parents)
         self.counters["blocks_stored"] += stored
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]

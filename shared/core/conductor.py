@@ -7,6 +7,7 @@ answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shared.core.block_streams import BlockStreams
@@ -67,42 +68,62 @@ class ConductorMachine:
         self._rolled_s = float("-inf")
         self.placed = 0
         self.refused = 0
+        self._handlers: dict[type, Callable[[Any, float], list[Any]]] = {
+            PlaceAsked: self._place,
+            LoadReported: self._on_load_reported,
+            BlocksChanged: self._on_blocks_changed,
+            SnapshotArrived: self._on_snapshot_arrived,
+            NodeAnnounced: self._on_node_announced,
+            NodeDeparted: self._on_node_departed,
+            Ticked: self._on_ticked,
+            ConductorStarted: self._on_started,
+            BusLost: self._on_bus_lost,
+            BusFound: self._on_bus_found,
+        }
 
     def handle(self, event: ConductorEvent, now: float) -> list[Any]:
-        match event:
-            case PlaceAsked():
-                return self._place(event, now)
-            case LoadReported(load=load):
-                changes = self.membership.loaded(load, now)
-                commands = self._changed(changes, now) if changes else []
-                member = self.membership.get(load.node)
-                if member is not None and member.load is load:  # neither outdated nor another life's
-                    self.roster.reported(load, now)
-                self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
-                if self.streams.behind or self.membership.strangers:
-                    commands += self._wishes(now)
-                return commands
-            case BlocksChanged(events=events):
-                self.streams.changed(events)
-                return self._wishes(now) if not self.streams.synced(events.node) else []
-            case SnapshotArrived(part=part):
-                self.streams.snapshot_arrived(part)
-                return []
-            case NodeAnnounced(info=info):
-                changes = self.membership.announced(info, now)
-                return self._changed(changes, now, anew=True) + self._wishes(now)
-            case NodeDeparted(node=node, incarnation=incarnation):
-                return self._changed(self.membership.departed(node, incarnation), now)
-            case Ticked():
-                return self._changed(self.membership.ticked(now), now) + self._wishes(now)
-            case ConductorStarted():
-                return [self._roll(now)]
-            case BusLost():
-                self.membership.bus_lost()
-                return []
-            case BusFound():
-                self.membership.bus_found(now)
-                return [self._roll(now)]
+        return self._handlers[type(event)](event, now)
+
+    def _on_load_reported(self, event: LoadReported, now: float) -> list[Any]:
+        load = event.load
+        changes = self.membership.loaded(load, now)
+        commands = self._changed(changes, now) if changes else []
+        member = self.membership.get(load.node)
+        if member is not None and member.load is load:  # neither outdated nor another life's
+            self.roster.reported(load, now)
+        self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
+        if self.streams.behind or self.membership.strangers:
+            commands += self._wishes(now)
+        return commands
+
+    def _on_blocks_changed(self, event: BlocksChanged, now: float) -> list[Any]:
+        self.streams.changed(event.events)
+        return self._wishes(now) if not self.streams.synced(event.events.node) else []
+
+    def _on_snapshot_arrived(self, event: SnapshotArrived, now: float) -> list[Any]:
+        self.streams.snapshot_arrived(event.part)
+        return []
+
+    def _on_node_announced(self, event: NodeAnnounced, now: float) -> list[Any]:
+        changes = self.membership.announced(event.info, now)
+        return self._changed(changes, now, anew=True) + self._wishes(now)
+
+    def _on_node_departed(self, event: NodeDeparted, now: float) -> list[Any]:
+        return self._changed(self.membership.departed(event.node, event.incarnation), now)
+
+    def _on_ticked(self, event: Ticked, now: float) -> list[Any]:
+        return self._changed(self.membership.ticked(now), now) + self._wishes(now)
+
+    def _on_started(self, event: ConductorStarted, now: float) -> list[Any]:
+        return [self._roll(now)]
+
+    def _on_bus_lost(self, event: BusLost, now: float) -> list[Any]:
+        self.membership.bus_lost()
+        return []
+
+    def _on_bus_found(self, event: BusFound, now: float) -> list[Any]:
+        self.membership.bus_found(now)
+        return [self._roll(now)]
 
     def check(self) -> None:
         self.membership.check()
@@ -123,7 +144,7 @@ class ConductorMachine:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _place(self, event: PlaceAsked, now: float) -> list[Any]:
-        commands = self._suspect(event)
+        commands = self._suspect(event) if event.request.avoid else []
         try:
             placement = self._placer.place(event.request, now)
         except TsukimiError as refusal:

@@ -153,8 +153,9 @@ class DecodeMachine(ReservingMachine):
             else sequence.keys
         )
         full = min(len(keys), sequence.computed // config.block_tokens)
-        for block in range(sequence.keyed, full) if self.pool.keeps else ():
-            self.pool.register(sequence.pages[block], keys[block], keys[block - 1] if block else None)
+        if self.pool.keeps:
+            new = slice(sequence.keyed, full)
+            self.pool.register_all(sequence.pages[new], keys[new], (None, *keys)[new])
         self.pool.unpin(sequence.pages[full:])
         del sequence.pages[full:]
         news = full > len(sequence.keys) or (sequence.local and full)

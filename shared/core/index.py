@@ -9,7 +9,7 @@ that were first stored longest ago go.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice, repeat
 from operator import and_
 
@@ -24,7 +24,8 @@ class BlockIndex:
             raise ValueError("an index holds at least one block")
         self.max_blocks = max_blocks
         self._holders: dict[BlockKey, int] = {}
-        self._held: dict[NodeId, set[BlockKey]] = {}
+        self._held: dict[NodeId, int] = {}
+        """How many blocks each node holds."""
         self._bits: dict[NodeId, int] = {}
         self._names: dict[int, NodeId] = {}
 
@@ -34,7 +35,7 @@ class BlockIndex:
 
     def held(self, node: NodeId) -> int:
         """How many blocks a node is known to hold."""
-        return len(self._held.get(node, ()))
+        return self._held.get(node, 0)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
@@ -45,45 +46,59 @@ class BlockIndex:
         bit = 1
         while bit in self._names:
             bit <<= 1
-        self._held[node], self._bits[node], self._names[bit] = set(), bit, node
+        self._held[node], self._bits[node], self._names[bit] = 0, bit, node
 
-    def store(self, node: NodeId, keys: Collection[BlockKey]) -> None:
+    def store(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
         """The node holds these too. Ignored for an unknown node."""
-        held = self._held.get(node)
-        if held is None:
+        bit = self._bits.get(node)
+        if bit is None:
             return
-        bit, holders = self._bits[node], self._holders
-        held.update(keys)
+        holders, new = self._holders, 0
         for key in keys:
-            holders[key] = holders[key] | bit if key in holders else bit
+            if key in holders:
+                mask = holders[key]
+                if mask & bit:
+                    continue
+                holders[key] = mask | bit
+            else:
+                holders[key] = bit
+            new += 1
+        self._held[node] += new
         if len(holders) > self.max_blocks:
             self._shrink()
 
     def remove(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
         """The node no longer holds these."""
-        held = self._held.get(node)
-        if held is None:
+        bit = self._bits.get(node)
+        if bit is None:
             return
-        bit, holders = self._bits[node], self._holders
-        gone = held.intersection(keys)
-        held -= gone
-        for key in gone:
-            if left := holders[key] ^ bit:
-                holders[key] = left
-            else:
-                del holders[key]
+        holders, gone = self._holders, 0
+        for key in keys:
+            mask = holders.get(key, 0)
+            if mask & bit:
+                gone += 1
+                if mask == bit:
+                    del holders[key]
+                else:
+                    holders[key] = mask ^ bit
+        self._held[node] -= gone
 
     def replace(self, node: NodeId, keys: Iterable[BlockKey]) -> None:
         """From now on the node holds exactly these."""
         new = dict.fromkeys(keys)
-        self.remove(node, self._held.get(node, set()) - new.keys())
+        self.remove(node, [key for key in self._keys(node) if key not in new])
         self.store(node, new)
 
     def drop(self, node: NodeId) -> None:
         """Forget a node and all it held."""
-        self.remove(node, list(self._held.get(node, ())))
+        self.remove(node, self._keys(node))
         if self._held.pop(node, None) is not None:
             del self._names[self._bits.pop(node)]
+
+    def _keys(self, node: NodeId) -> list[BlockKey]:
+        """What a node holds. Looks through all there is: asked when a node goes, or tells everything anew."""
+        bit = self._bits.get(node, 0) if self._held.get(node) else 0
+        return [key for key, mask in self._holders.items() if mask & bit] if bit else []
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -98,11 +113,10 @@ class BlockIndex:
         return Match(masks, self._bits, self._names)
 
     def check(self) -> None:
-        counted: dict[BlockKey, int] = {}
         for node, held in self._held.items():
-            for key in held:
-                counted[key] = counted.get(key, 0) | self._bits[node]
-        assert counted == self._holders, "holders by key and keys by holder disagree"
+            assert held == len(self._keys(node)), f"{node} holds another number of blocks than counted"
+        everybody = sum(self._names)
+        assert all(mask and not mask & ~everybody for mask in self._holders.values()), "held by nobody known"
         assert len(self._holders) <= self.max_blocks, "over the bound"
         assert self._bits.keys() == self._held.keys(), "a node has no bit"
         assert {bit: node for node, bit in self._bits.items()} == self._names, "two nodes share a bit"
@@ -114,7 +128,7 @@ class BlockIndex:
             mask = self._holders.pop(key)
             while mask:
                 bit = mask & -mask
-                self._held[self._names[bit]].discard(key)
+                self._held[self._names[bit]] -= 1
                 mask ^= bit
 
 

@@ -88,6 +88,9 @@ class Membership:
         if member.load is not None and load.seq <= member.load.seq:
             return self._heard(member, member.stage, now)
         member.load = load
+        if member.alive and load.stage == member.stage:  # nearly always
+            member.seen_s = now
+            return []
         return self._heard(member, load.stage, now)
 
     def departed(self, node: NodeId, incarnation: Incarnation) -> list[Change]:

@@ -62,9 +62,15 @@ class NodeBook:
                 pending.pop(attempt, None)
         self._report, self._reported_s = load, now
         self._busy_until_s = now + load.queue_s
-        self._count(now)
-        for assignment in pending.values():
-            self._busy_until_s += assignment.work_s
+        if pending:
+            self._count(now)
+            for assignment in pending.values():
+                self._busy_until_s += assignment.work_s
+            return
+        self.requests, self.waiting = len(load.attempts), load.waiting
+        self.kv_tokens, self.pending_tokens = load.batch_tokens, 0
+        self.held_blocks = load.kv_blocks_held
+        self.settled_until_s = now + self._stale_s
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
         """Harmless when the same attempt is assigned again, or is there already."""

@@ -119,7 +119,8 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
             self._active[sequence.attempt] = sequence
             self._expect_prefill(sequence)
             self._fetch_more(sequence)
-        super()._advance(now)
+        if self._active and self._stepper.out is None:
+            super()._advance(now)
 
     def _timer_fired(self, sequence: PrefillSequence, now: float) -> None:
         if sequence.attempt in self._waiting and now >= sequence.deadline:

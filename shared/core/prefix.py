@@ -19,7 +19,7 @@ def reusable(sequence: Sequence, block_tokens: int) -> int:
 def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: int) -> bool:
     """Give the sequence `blocks` pages, the first of them with what own memory has of its prefix. False (and no change)
     if that many can't be had now."""
-    matched = pool.match(sequence.keys[: reusable(sequence, block_tokens)])
+    matched = pool.match(sequence.keys[: reusable(sequence, block_tokens)]) if pool.keeps else []
     fresh = pool.allocate(blocks - len(matched))
     if fresh is None:
         pool.unpin(matched)
@@ -32,6 +32,8 @@ def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: i
 
 def match_more(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
     """Before anything is computed or streamed: use what neighbours with the same prefix have computed since."""
+    if not pool.keeps:
+        return
     have = sequence.computed // block_tokens
     keys = sequence.keys[have : reusable(sequence, block_tokens)]
     matched = pool.match(keys)
@@ -70,7 +72,7 @@ def next_fetch(sequence: Sequence, namespace: bytes, block_tokens: int) -> Fetch
 def expected_prefix(pool: BlockPool, sequence: Sequence, block_tokens: int) -> int:
     """Tokens that will probably not have to be computed."""
     most = reusable(sequence, block_tokens)
-    have = pool.peek(sequence.keys[:most])
+    have = pool.peek(sequence.keys[:most]) if pool.keeps else 0
     for source in sequence.sources:
         if source.first_block <= have:
             have = max(have, min(most, source.first_block + source.blocks))
@@ -83,6 +85,7 @@ def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
         return
     keys, pages = sequence.keys, sequence.pages
     full = min(sequence.computed // block_tokens, len(keys))
-    for block in range(sequence.keyed, full):
-        pool.register(pages[block], keys[block], keys[block - 1] if block else None)
-    sequence.keyed = max(sequence.keyed, full)
+    if full > sequence.keyed:
+        new = slice(sequence.keyed, full)
+        pool.register_all(pages[new], keys[new], (None, *keys)[new])
+        sequence.keyed = full

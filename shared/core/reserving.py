@@ -141,7 +141,7 @@ class ReservingMachine(WorkerMachine[DecodeSequence]):
         """When the next running sequence will have ended."""
         if not self._active:
             return RETRY_GUESS_S
-        tokens = min(s.max_new_tokens - len(s.answer.tokens) for s in self._active.values())
+        tokens = min(s.whole - s.wanted for s in self._active.values())
         return tokens * step_s(self.cost, len(self._active), self._kv_tokens)
 
     # -- landing ---------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class Residents(ABC, Generic[S]):
         if self._drain_deadline is not None and not self._known and not self._drained:
             self._drained = True
             commands.append(w.Drained())
+        del self._commands  # the shell's now: carried out, they go while they are still at hand
         return commands
 
     @property
@@ -144,6 +145,8 @@ class Residents(ABC, Generic[S]):
         self._attempts = None
         self.turnover += 1
         self._leases.drop(sequence.gateway, sequence.attempt)
+        if sequence.unwritten:
+            sequence.flush()
         self._ledger.remember(sequence.attempt, sequence.answer, now)
         if not sequence.in_step:
             self._close(sequence, now)
@@ -193,6 +196,7 @@ class Residents(ABC, Generic[S]):
     def _state(self, attempt: AttemptId, from_index: int) -> AttemptState:
         sequence = self._known.get(attempt)
         if sequence is not None and (attempt in self._live or self._still_open(sequence)):
+            sequence.flush()
             waiting = not self._begun(sequence)
             return sequence.answer.state(attempt, "waiting" if waiting else "running", from_index)
         past = sequence.answer if sequence is not None else self._ledger.get(attempt)

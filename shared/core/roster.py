@@ -49,12 +49,11 @@ class Peer:
         self.cost: CostCoefficients = (self.load.cost if self.load else None) or self._prior
         """The newest time model known."""
 
-    def reported(self, load: NodeLoad, now: float) -> None:
-        """It was heard, and this is its newest load."""
+    def heard(self, load: NodeLoad) -> None:
+        """Its newest load."""
         self.load = load
         self.cost = load.cost or self._prior
         self.suspect = False
-        self.book.reported(load, now)
 
     @property
     def samples(self) -> int:
@@ -115,7 +114,8 @@ class Roster:
         """A member's newest load."""
         peer = self._peers.get((load.node, load.incarnation))
         if peer is not None:
-            peer.reported(load, now)
+            peer.heard(load)
+            peer.book.reported(load, now)
 
     def check(self) -> None:
         for peer in self._peers.values():

@@ -42,6 +42,11 @@ class Sequence(Struct, kw_only=True, eq=False):
     """Prefill time still to be spent on it, as predicted."""
     unsent: int = -1
     """First token of the answer that is held back; -1: none is."""
+    unwritten: list[tuple[int, ...]] = []
+    """Tokens held back that are not written to the answer yet, as they came: `flush` does that, once for all."""
+    until: int = 0
+    """Known tokens up to which it decodes on as it is: its answer is whole then, or its pages are full. What lies behind
+    it needs a look."""
     ended: bool = False
     """The attempt is over here; pages may still be touched."""
 
@@ -58,9 +63,15 @@ class Sequence(Struct, kw_only=True, eq=False):
     gateway_incarnation: Incarnation = ""
     looks_back: bool = False
     """Its sampling depends on the tokens before."""
+    whole: int = 0
+    """Known tokens with the longest answer it may give."""
+    holds_below: int = 0
+    """Known tokens below which its answer is certain to go on: `whole`; 0 if an EOS may end it."""
 
     def __post_init__(self) -> None:
         self.looks_back = self.sampling.looks_back
+        self.whole = self.prompt_tokens + self.max_new_tokens
+        self.holds_below = self.whole if self.sampling.ignore_eos else 0
 
     @property
     def quiet(self) -> bool:
@@ -76,36 +87,43 @@ class Sequence(Struct, kw_only=True, eq=False):
             self.page_table = tuple(self.pages)
         return self.page_table
 
+    def flush(self) -> None:
+        """Whoever reads the answer's tokens flushes first."""
+        if self.unwritten:
+            said = self.answer.tokens
+            for tokens in self.unwritten:
+                said += tokens
+            self.unwritten = []
+
     def past(self) -> tuple[bytes, int]:
         """What the next draw looks back on: packed ids, and how many of them are the answer's (the last ones)."""
+        self.flush()
         answered = self.answer.first_index + len(self.answer.tokens)
         known = self.tokens + pack_tokens(self.answer.tokens)
         if not self.sampling.looks_at_prompt:
             known = known[len(known) - answered * TOKEN_BYTES :]
         return known, answered
 
-    def hold(self, tokens: tuple[int, ...]) -> bool:
-        """Append sampled tokens and hold them back until the answer's last. False, and no change, if the first or the
-        last is among them."""
-        prompt, before = self.prompt_tokens, self.wanted
-        wanted = before + len(tokens)
-        if not prompt < before < wanted < prompt + self.max_new_tokens or not self.sampling.ignore_eos:
-            return False
-        said = self.answer.tokens
-        if self.unsent < 0:
-            self.unsent = len(said)
-        said += tokens
-        self.wanted = wanted
-        self.computed = wanted - 1
-        return True
+    def steps_left(self, block_tokens: int) -> int:
+        """Decode steps until its answer is whole or its pages are full; 0 if its prompt is not computed."""
+        wanted, computed = self.wanted, self.computed
+        if computed < self.prompt_tokens or computed != wanted - 1:
+            return 0
+        self.table()
+        room = len(self.pages) * block_tokens - computed
+        self.until = min(wanted + room, self.whole)
+        return self.until - wanted
 
     def held_back(self) -> TokenDelta | None:
         """What was held back, and the finish if there is one."""
+        self.flush()
         first, self.unsent = self.unsent, -1
         return self.answer.delta(self.attempt, self.answer.first_index + first)
 
     def take(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenDelta | None:
         """Append sampled tokens, up to an EOS or the most wanted; returns what is new, its finish included."""
+        if self.unwritten:
+            self.flush()
         answer, sampling = self.answer, self.sampling
         index = len(answer.tokens)
         room = self.max_new_tokens - index

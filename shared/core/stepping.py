@@ -9,9 +9,10 @@ from typing import Generic, TypeVar
 from shared.core.blocks import TOKEN_BYTES
 from shared.core.sequence import Sequence
 from shared.core.steps import InterruptRun, RunStep, SequenceResult, SequenceStep, StepDone
-from shared.protocol.ids import AttemptId
 
 S = TypeVar("S", bound=Sequence)
+Row = tuple[S, int, SequenceResult]
+"""A sequence that was in a step, how many of its tokens were computed, and what came of it."""
 
 
 class Stepper(Generic[S]):
@@ -44,28 +45,24 @@ class Stepper(Generic[S]):
     def launch_decoding(self, sequences: Iterable[S], block_tokens: int, up_to: int) -> RunStep | None:
         """`launch` for those whose prefix is there, all in one pass, repeated until one of them is complete or has no
         page. None, and no change, if one is not decoding, has no page now, or there is none."""
-        plan, rows = [], []
+        plan: list[tuple[S, int]] = []
+        rows: list[SequenceStep] = []
         for s in sequences:
-            if s.fetching >= 0:
-                continue
-            start, prompt, wanted, pages = s.computed, s.prompt_tokens, s.wanted, len(s.pages)
-            room = pages * block_tokens - start
-            if start < prompt or room <= 0:
-                return None
-            left = prompt + s.max_new_tokens - wanted
+            left = s.until - s.wanted
+            if left <= 0:  # it is new, or its pages were full
+                if s.fetching >= 0:
+                    continue
+                left = s.steps_left(block_tokens)
+                if left <= 0:
+                    return None
             if left < up_to:
                 up_to = left
-            if room < up_to:
-                up_to = room
-            plan.append((s, wanted - start))
+            plan.append((s, 1))
             if s.looks_back:
-                rows.append(sequence_step(s, wanted - start))
+                rows.append(sequence_step(s, 1))
                 continue
-            table = s.page_table
-            if len(table) != pages:
-                table = s.table()
-            last = s.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
-            rows.append(SequenceStep(s.attempt, start, wanted - start, last, table, s.sampling))
+            last = (s.unwritten[-1] if s.unwritten else s.answer.tokens)[-1].to_bytes(TOKEN_BYTES, "little")
+            rows.append(SequenceStep(s.attempt, s.computed, 1, last, s.page_table, s.sampling))
         if not plan:
             return None
         for s, _ in plan:
@@ -81,18 +78,36 @@ class Stepper(Generic[S]):
         self._interrupted = True
         return InterruptRun(self.step)
 
-    def done(self, event: StepDone) -> list[tuple[S, int, SequenceResult]] | None:
-        """The plan with its results; None for a step that is not out. A sequence without a result gets an error."""
-        plan = self._take_back(event.step)
-        if plan is None:
+    def done(self, event: StepDone, hold: bool = False) -> tuple[int, list[Row[S]]] | None:
+        """The plan with its results; None for a step that is not out. A sequence without a result gets an error.
+
+        `hold`: tokens that are neither the first nor the last of an answer are appended to it and held back at once, in
+        the same pass. How many those were comes first, and what is left to look at after it.
+        """
+        plan = self.out
+        if plan is None or event.step != self.step:
             return None
-        results = event.results
-        if len(results) == len(plan):
-            rows = [(s, n, r) for (s, n), r in zip(plan, results, strict=True) if s.attempt == r.attempt]
-            if len(rows) == len(plan):  # nearly always
-                return rows
-        by_attempt = {r.attempt: r for r in event.results}
-        return [(s, n, by_attempt.get(s.attempt) or no_result(s.attempt)) for s, n in plan]
+        self.out = None
+        results: Iterable[SequenceResult] = event.results
+        if len(event.results) != len(plan):
+            results = [_result_of(s, event) for s, _ in plan]
+        held, rest = 0, []
+        for (s, computed), result in zip(plan, results, strict=True):
+            s.in_step = False
+            if result.attempt != s.attempt:
+                result = _result_of(s, event)
+            tokens, before = result.tokens, s.wanted
+            wanted = before + len(tokens)
+            inside = s.prompt_tokens < before < wanted < s.holds_below
+            if not (hold and inside) or result.error or s.ended or s.void:
+                rest.append((s, computed, result))
+                continue
+            if s.unsent < 0:
+                s.unsent = len(s.answer.tokens)
+            s.unwritten.append(tokens)
+            s.wanted, s.computed = wanted, wanted - 1
+            held += wanted - before
+        return held, rest
 
     def failed(self, step: int) -> list[S] | None:
         """The sequences of the failed step that are known to be the cause; None for a step that is not out."""
@@ -140,6 +155,8 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
         pages = sequence.table()
     sample = sequence.sampling if start + tokens == sequence.wanted else None
     if start >= sequence.prompt_tokens:
+        if sequence.unwritten:
+            sequence.flush()
         ids = sequence.answer.tokens[-1].to_bytes(TOKEN_BYTES, "little")
     else:
         ids = sequence.tokens[start * TOKEN_BYTES : (start + tokens) * TOKEN_BYTES]
@@ -148,5 +165,8 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     return SequenceStep(sequence.attempt, start, tokens, ids, pages, sample)
 
 
-def no_result(attempt: AttemptId) -> SequenceResult:
-    return SequenceResult(attempt, error="the engine gave no result")
+def _result_of(sequence: Sequence, event: StepDone) -> SequenceResult:
+    for result in event.results:
+        if result.attempt == sequence.attempt:
+            return result
+    return SequenceResult(sequence.attempt, error="the engine gave no result")

@@ -13,12 +13,10 @@ class TokenOrder:
         self.most = most
         self.tokens: list[int] = []
         """The answer so far, without a hole."""
+        self.next_index = 0
+        """How many those are."""
         self.early: dict[int, tuple[int, TokenLogprob | None]] = {}
         self.duplicates = 0
-
-    @property
-    def next_index(self) -> int:
-        return len(self.tokens)
 
     @property
     def gap(self) -> bool:
@@ -27,9 +25,10 @@ class TokenOrder:
 
     def add(self, delta: TokenDelta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Take a delta; returns the tokens that are next in line now, with their logprobs (all or none)."""
-        if delta.index == len(self.tokens) and not self.early:  # nearly always
+        if delta.index == self.next_index and not self.early:  # nearly always
             tokens = delta.tokens[: self.most - delta.index]
             self.tokens.extend(tokens)
+            self.next_index += len(tokens)
             return tokens, delta.logprobs[: len(tokens)]
         for offset, token in enumerate(delta.tokens):
             index = delta.index + offset
@@ -44,6 +43,7 @@ class TokenOrder:
         self.early.clear()
 
     def check(self) -> None:
+        assert self.next_index == len(self.tokens), "the next index is not the next"
         assert len(self.tokens) <= self.most, f"{len(self.tokens)} tokens, at most {self.most} wanted"
         assert all(len(self.tokens) < i < self.most for i in self.early), f"out of range: {self.early}"
 
@@ -54,4 +54,5 @@ class TokenOrder:
             self.tokens.append(entry[0])
             if entry[1] is not None:
                 logprobs.append(entry[1])
+        self.next_index = len(self.tokens)
         return tuple(self.tokens[start:]), tuple(logprobs)

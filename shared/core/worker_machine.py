@@ -148,22 +148,18 @@ class WorkerMachine(Residents[S]):
         self.counters["cached_tokens"] += sequence.computed
 
     def _on_step_done(self, event: StepDone, now: float) -> None:
-        results = self._stepper.done(event)
-        if results is None:
+        plan = self._stepper.out
+        if self.worker.fit_cost and plan is not None and event.step == self._stepper.step:
+            self._learn(plan, event)
+        done = self._stepper.done(event, hold=not self.worker.stream_tokens)
+        if done is None:
             self._late()
             return
+        generated, results = done
         self.counters["steps"] += event.steps
-        if self.worker.fit_cost:
-            self._learn(results, event)
-        generated, holding = 0, not self.worker.stream_tokens
         for sequence, tokens, result in results:
-            if sequence.computed >= sequence.prompt_tokens and not (
-                result.error or sequence.ended or sequence.void
-            ):  # nearly always
-                if holding and sequence.hold(result.tokens):
-                    generated += len(result.tokens)
-                else:
-                    generated += self._take(sequence, result, now)
+            if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
+                generated += self._take(sequence, result, now)
                 continue
             sequence.void = bool(result.error)
             prompt = not sequence.decoding
@@ -211,19 +207,22 @@ class WorkerMachine(Residents[S]):
             if not sequence.ended:
                 self._end(sequence, now, "failed", event.error)
 
-    def _learn(self, results: list[tuple[S, int, SequenceResult]], event: StepDone) -> None:
-        chunks = [(s.computed, n) for s, n, _ in results if not s.decoding]
-        if len(chunks) == len(results):
+    def _learn(self, plan: list[tuple[S, int]], event: StepDone) -> None:
+        """From the step that is out, whose sequences are as they were when it began."""
+        chunks = [(s.computed, n) for s, n in plan if not s.decoding]
+        if len(chunks) == len(plan):
             self._fit.observe("prefill", prefill_features(chunks), event.seconds)
         elif not chunks:
-            kv_tokens = sum(s.computed for s, _, _ in results)
-            self._fit.observe("step", step_features(len(results), kv_tokens), event.seconds / event.steps)
+            kv_tokens = sum(s.computed for s, _ in plan)
+            self._fit.observe("step", step_features(len(plan), kv_tokens), event.seconds / event.steps)
         self.cost = self._fit.coefficients
 
     # -- outside views ---------------------------------------------------------------------------------------------
 
-    def load(self, now: float, seq: int = 0, stage: Stage = "ready") -> NodeLoad:
-        """How busy the node is: its heartbeat."""
+    def load(
+        self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True
+    ) -> NodeLoad:
+        """How busy the node is: its heartbeat. `totals` off: without the counters, which nobody plans by."""
         running, waiting, batch_tokens = self._tally()
         pool = self.pool
         return NodeLoad(
@@ -234,16 +233,16 @@ class WorkerMachine(Residents[S]):
             "draining" if self._drain_deadline is not None else stage,
             running,
             waiting,
-            kv_blocks=pool.total,
-            kv_blocks_held=pool.held,
-            kv_blocks_cached=pool.cached,
-            queue_s=self._backlog_s if self._backlog_s > 0.0 else 0.0,
-            batch_tokens=batch_tokens,
-            attempts=self.attempts(),
-            counters=self.counters.copy(),
-            block_events_seq=self._blocks_seq,
-            cost=self.cost if self.worker.fit_cost else None,
-            cost_samples=self._fit.samples(self.cost_kind),
+            pool.total,
+            pool.held,
+            pool.cached,
+            self._backlog_s if self._backlog_s > 0.0 else 0.0,
+            batch_tokens,
+            self.attempts(),
+            self.counters.copy() if totals else {},
+            self._blocks_seq,
+            self.cost if self.worker.fit_cost else None,
+            self._fit.samples(self.cost_kind),
         )
 
     def check(self) -> None:

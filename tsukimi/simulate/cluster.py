@@ -92,8 +92,6 @@ class SimulatedCluster:
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}
         self.requests = requests
-        self._seqs: dict[NodeId, int] = {}
-        self._reporting: set[NodeId] = set()
         self._progressed: Callable[[int], None] | None = None
         self.ended_s = 0.0
         """When the last request ended."""
@@ -204,18 +202,10 @@ class SimulatedCluster:
             self.timeline.send(self._to_conductor, SnapshotArrived(part))
 
     def report_soon(self, worker: SimulatedWorker) -> None:
-        if worker.ref.node not in self._reporting:
-            self._reporting.add(worker.ref.node)
-            self.timeline.at(self.timeline.now + REPORT_S, self._report, worker)
+        self.timeline.at(self.timeline.now + REPORT_S, self._report, worker)
 
     def _report(self, node: SimulatedWorker | SimulatedCache) -> None:
-        name = node.ref.node
-        self._reporting.discard(name)
-        seq = self._seqs[name] = self._seqs.get(name, 0) + 1
-        load = (
-            node.load(seq) if isinstance(node, SimulatedCache) else node.machine.load(self.timeline.now, seq)
-        )
-        self._to_conductor(LoadReported(load))
+        self._to_conductor(LoadReported(node.load()))
 
     # -- everybody ---------------------------------------------------------------------------------------------------
 

@@ -49,23 +49,34 @@ class CostEngine:
     def start(self, command: RunStep) -> None:
         assert self._run is None, "a step is out"
         run = _Run(command, self._timeline.now)
-        chunks = []
-        kv_tokens = 0
-        for s in command.sequences:
+        if command.up_to > 1:
+            self._repeat(run)
+        else:
+            self._once(run)
+        self._run = run
+        self._end_after(run, run.steps)
+
+    def _repeat(self, run: _Run) -> None:
+        """Only pure decode steps are repeated."""
+        sequences, cost = run.command.sequences, self._cost
+        run.kv_tokens = sum([s.start for s in sequences]) + len(sequences)
+        run.steps = run.command.up_to
+        run.step_s = step_s(cost, len(sequences), run.kv_tokens)
+        run.growth_s = cost.step_token_s * len(sequences)
+
+    def _once(self, run: _Run) -> None:
+        chunks, decoding = [], 0
+        for s in run.command.sequences:
             if s.token_ids:  # a prompt has none here
-                kv_tokens += s.start + 1
+                run.kv_tokens += s.start + 1
+                decoding += 1
             else:
                 chunks.append((s.start, s.tokens))
-        decoding = len(command.sequences) - len(chunks)
-        run.kv_tokens = kv_tokens
         if chunks:
             run.step_s = mixed_s(self._cost, chunks, decoding, run.kv_tokens)
         else:
-            run.steps = command.up_to
             run.step_s = step_s(self._cost, decoding, run.kv_tokens)
             run.growth_s = self._cost.step_token_s * decoding
-        self._run = run
-        self._end_after(run, run.steps)
 
     def interrupt(self, command: InterruptRun) -> None:
         run = self._run
@@ -91,7 +102,10 @@ class CostEngine:
         self._run = None
         self.busy_s += seconds
         sequences = run.command.sequences
-        sampled = [s.attempt for s in sequences if s.sample is not None]
+        if run.command.up_to > 1:
+            sampled = [s.attempt for s in sequences]
+        else:
+            sampled = [s.attempt for s in sequences if s.sample is not None]
         self._ran(sampled, run.started_s, self._timeline.now, steps, run.step_s, run.growth_s)
         tokens = (TOKEN,) * steps
         if len(sampled) == len(sequences):

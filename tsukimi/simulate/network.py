@@ -65,9 +65,18 @@ class Network:
         """Nothing to move is done at once, but never within this call."""
         flow = Flow(now, links, size_bytes, done, argument)
         self._flows[flow] = None
+        rate = float("inf")
+        alone = True
         for link in links:
+            if link.flows:
+                alone = False
+            elif link.bytes_s < rate:
+                rate = link.bytes_s
             link.flows[flow] = None
-        self._share_anew(now, links)
+        if alone:  # mostly
+            self._speed(now, flow, rate)
+        else:
+            self._share_anew(now, links)
         return flow
 
     def cancel(self, now: float, flow: Flow) -> None:
@@ -100,14 +109,17 @@ class Network:
                         rate = share
                 if rate != flow.rate:
                     flow.advance_to(now)
-                    flow.rate = rate
-                    flow.version += 1
-                    flow.finish_at = now + flow.left_bytes / rate
-                    self._schedule(flow.finish_at, self._finished, (flow, flow.version))
+                    self._speed(now, flow, rate)
+
+    def _speed(self, now: float, flow: Flow, rate: float) -> None:
+        flow.rate = rate
+        flow.version += 1
+        flow.finish_at = now + flow.left_bytes / rate
+        self._schedule(flow.finish_at, self._finished, (flow, flow.version))
 
     def _finished(self, which: tuple[Flow, int]) -> None:
         flow, version = which
-        if flow in self._flows and flow.version == version:
+        if flow.version == version:
             flow.advance_to(flow.finish_at)
             self._remove(flow.finish_at, flow)
             flow.done(flow.argument)
@@ -115,6 +127,10 @@ class Network:
     def _remove(self, now: float, flow: Flow) -> None:
         flow.version += 1
         del self._flows[flow]
+        shared = False
         for link in flow.links:
             del link.flows[flow]
-        self._share_anew(now, flow.links)
+            if link.flows:
+                shared = True
+        if shared:
+            self._share_anew(now, flow.links)

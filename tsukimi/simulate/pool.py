@@ -35,17 +35,19 @@ class SimulatedCache:
         self._timeline = timeline
         self._publish = publish
         self._names = 0
+        self._reports = 0
 
     def info(self) -> NodeInfo:
         return NodeInfo(ref=self.ref, role="cache", stage="ready", kv_blocks=self.machine.pool.total)
 
-    def load(self, seq: int) -> NodeLoad:
+    def load(self) -> NodeLoad:
         pool = self.machine.pool
+        self._reports += 1
         return NodeLoad(
             node=self.ref.node,
             incarnation=self.ref.incarnation,
             role="cache",
-            seq=seq,
+            seq=self._reports,
             stage="ready",
             kv_blocks=pool.total,
             kv_blocks_held=pool.held,

@@ -28,9 +28,10 @@ def run(config: SimulationConfig, trace: Path, speed: float, requests: int, json
             f"no time model is called {config.cost!r}; there are {', '.join(PRESETS)}", param="cost"
         )
     began = time.perf_counter()
-    cluster = SimulatedCluster(config, read_trace(trace, speed=speed, requests=requests))
-    _run(cluster, Console(stderr=True))
-    result = report(cluster)
+    with _rare_collections():
+        cluster = SimulatedCluster(config, read_trace(trace, speed=speed, requests=requests))
+        _run(cluster, Console(stderr=True))
+        result = report(cluster)
     show(result, time.perf_counter() - began, Console())
     if json is not None:
         json.write_bytes(to_json(result))
@@ -48,8 +49,7 @@ def _run(cluster: SimulatedCluster, console: Console) -> None:
             if done % every == 0:
                 progress.update(task, completed=done, refresh=True)
 
-        with _rare_collections():
-            cluster.run(progressed)
+        cluster.run(progressed)
         progress.update(task, completed=total)
 
 

@@ -8,6 +8,7 @@ wire, which nothing could hide, is left out).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -141,9 +142,9 @@ class PoolWrite(Outflow):
         self._worker, self._cache = worker, cache
         self._timeline = hosts.timeline
         self._landing, wanted = cache.open_put(command.namespace, command.keys)
-        self._wanted = set(wanted)
-        self._sent: dict[int, int] = {}
-        """Index among the keys -> checksum."""
+        self._wanted = list(wanted)
+        """Indexes among the keys, growing, of what is still to be sent."""
+        self._sent: list[int] = []
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins; the blocks it completes go out."""
@@ -154,10 +155,11 @@ class PoolWrite(Outflow):
 
     def send(self, first_block: int, blocks: int) -> None:
         first = first_block - self._first
-        fresh = self._wanted.intersection(range(first, first + blocks))
-        self._wanted -= fresh
-        self._sent.update(dict.fromkeys(fresh, 0))
-        self.add(len(fresh) * self._sizes.block_bytes)
+        wanted = self._wanted
+        fresh = slice(bisect_left(wanted, first), bisect_left(wanted, first + blocks))
+        self._sent += wanted[fresh]
+        del wanted[fresh]
+        self.add((fresh.stop - fresh.start) * self._sizes.block_bytes)
 
     def commit(self) -> None:
         self.close(True)
@@ -168,7 +170,8 @@ class PoolWrite(Outflow):
     def _arrived(self, whole: bool) -> None:
         stored = 0
         if whole:
-            stored = self._cache.commit_put(self._landing, self._sent)
+            checksums = dict.fromkeys(self._sent, 0)
+            stored = self._cache.commit_put(self._landing, checksums)
         else:
             self._cache.abort_put(self._landing)
         self._timeline.send(self._worker, PoolWriteEnded(self._attempt, stored))

@@ -52,7 +52,7 @@ def parse_trace(
     lines: Iterable[bytes], *, name: str = "trace", speed: float = 1.0, requests: int = 0
 ) -> Iterator[TraceRequest]:
     decoder = msgspec.json.Decoder(TraceRow)
-    keys: dict[int, BlockKey] = {}
+    key_of = _Keys().__getitem__
     last, number = 0.0, 0
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
@@ -71,7 +71,7 @@ def parse_trace(
             arrival_s=row.timestamp / 1000 / speed,
             prompt_tokens=row.input_length,
             output_tokens=row.output_length,
-            block_keys=tuple(keys.setdefault(i, _key(i)) for i in row.hash_ids[:full]),
+            block_keys=tuple(map(key_of, row.hash_ids[:full])),
         )
         number += 1
         if number == requests:
@@ -86,10 +86,14 @@ def _problem(row: TraceRow, last_timestamp: float) -> str:
         return "input_length and output_length must be at least 1"
     if len(row.hash_ids) != blocks:
         return f"{len(row.hash_ids)} hash_ids for {row.input_length} tokens; there must be {blocks}"
-    if not all(0 <= i < 1 << 64 for i in row.hash_ids):
+    if min(row.hash_ids) < 0 or max(row.hash_ids) >= 1 << 64:
         return "hash_ids must be unsigned 64-bit numbers"
     return ""
 
 
-def _key(hash_id: int) -> BlockKey:
-    return hash_id.to_bytes(KEY_BYTES, "big")
+class _Keys(dict[int, BlockKey]):
+    """One object for each block, however many prompts have it."""
+
+    def __missing__(self, hash_id: int) -> BlockKey:
+        key = self[hash_id] = hash_id.to_bytes(KEY_BYTES, "big")
+        return key

@@ -10,7 +10,7 @@ from shared.core import worker as w
 from shared.core.decode import DecodeMachine
 from shared.core.prefill import PrefillMachine
 from shared.core.steps import InterruptRun, RunStep
-from shared.protocol.cluster import CostCoefficients, NodeInfo
+from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import TokenDelta
@@ -31,7 +31,8 @@ class Peers(Protocol):
 
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None: ...
 
-    def report_soon(self, worker: SimulatedWorker) -> None: ...
+    def report_soon(self, worker: SimulatedWorker) -> None:
+        """Called once, then not before `load` was."""
 
 
 class SimulatedWorker:
@@ -60,6 +61,9 @@ class SimulatedWorker:
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
         self._turnover = -1
         """The machine's when a report was last asked for."""
+        self._reporting = False
+        """A report is due."""
+        self._reports = 0
         self._do: dict[type, Callable[[Any], None]] = {
             w.Reply: peers.answer,
             w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
@@ -97,7 +101,15 @@ class SimulatedWorker:
             self._do[type(command)](command)
         if machine.turnover != self._turnover:
             self._turnover = machine.turnover
-            self._peers.report_soon(self)
+            if not self._reporting:
+                self._reporting = True
+                self._peers.report_soon(self)
+
+    def load(self) -> NodeLoad:
+        """The next report."""
+        self._reporting = False
+        self._reports += 1
+        return self.machine.load(self._timeline.now, self._reports, totals=False)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -65,5 +65,6 @@ def test_who_fetches_stays_out_and_a_prompt_needs_the_general_way() -> None:
     assert isinstance(launched, RunStep)
     assert [s.attempt for s in launched.sequences] == ["a1"]
     assert Stepper[Sequence]().launch_decoding([fetching], BLOCK, 1) is None
-    decoding.computed = 3
-    assert Stepper[Sequence]().launch_decoding([decoding], BLOCK, 1) is None
+    prompt = sequence(2, 5, 2, 3, 2, 1.0)
+    prompt.computed = 3
+    assert Stepper[Sequence]().launch_decoding([prompt], BLOCK, 1) is None
