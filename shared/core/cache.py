@@ -159,7 +159,7 @@ class CacheMachine:
             return [c.ConfirmPut(event.landing, 0)]
         pages, keys, parents, wanted = put.pages, put.keys, put.parents, put.wanted
         known, told = self._checksums, event.checksums
-        if len(told) < len(wanted) or not all([i in told for i in wanted]):
+        if len(told) < len(wanted) or not all(map(told.__contains__, wanted)):
             came = [i in told for i in wanted]
             pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
             parents, wanted = tuple(compress(parents, came)), tuple(compress(wanted, came))

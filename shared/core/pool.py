@@ -163,7 +163,7 @@ class BlockPool:
         if not (self.keeps and pages):
             return 0
         bare = self._bare
-        if all([bare[page] for page in pages]) and self._runs.grows_whole(keys, parents):
+        if all(map(bare.__getitem__, pages)) and self._runs.grows_whole(keys, parents):
             self._plant(pages, keys, parents[0])
             return len(pages)
         new = 0
