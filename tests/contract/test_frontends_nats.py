@@ -157,8 +157,9 @@ async def test_pitfall_1_28_a_caller_that_is_gone_frees_the_nodes(
     cluster.decodes[0].token_s = 0.02
     stays = asyncio.create_task(all_events(server, call("<<say:who stays>>"))) if after else None
     await leave(server, call("for ever"), how, after)
-    await cluster.idle()
     node = cluster.decodes[0] if after else cluster.prefills[0]
+    await until(lambda: node.cancelled)  # the call may not even have come to the gateway yet
+    await cluster.idle()
     assert set(node.cancelled.values()) == {"client_left"}
     assert cluster.sample("tsukimi_requests_ended_total", outcome="aborted") == 1
     if stays is not None:
