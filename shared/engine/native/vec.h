@@ -84,11 +84,11 @@ static inline void put(bf16* p, float x) {
   p->bits = x == x ? uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16) : 0x7fc0;
 }
 
-// Halves are added until one is left, without leaving the registers.
-template <int N>
-static inline float sum_of(const float (&s)[N]) {
-  if constexpr (N == 1) {
-    return s[0];
+// Halves are added until `LEFT` are left, without leaving the registers.
+template <int LEFT, int N>
+static inline void fold(const float (&s)[N], float (&to)[LEFT]) {
+  if constexpr (N == LEFT) {
+    memcpy(to, s, sizeof s);
   } else {
     typedef float half __attribute__((vector_size(N * 2)));
     half a, b;
@@ -96,14 +96,16 @@ static inline float sum_of(const float (&s)[N]) {
     a += b;
     float rest[N / 2];
     memcpy(rest, &a, sizeof a);
-    return sum_of(rest);
+    fold(rest, to);
   }
 }
 
 static inline float sum(vf v) {
   float s[LANES];
   memcpy(s, &v, sizeof s);
-  return sum_of(s);
+  float all[1];
+  fold(s, all);
+  return all[0];
 }
 
 typedef float quad __attribute__((vector_size(16)));
@@ -115,28 +117,13 @@ typedef int32_t quad_of_places __attribute__((vector_size(16)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, quad_of_places{__VA_ARGS__})
 #endif
 
-// Added up by halves, as `sum` does, until four are left.
-template <int N>
-static inline quad four_of(const float (&s)[N]) {
-  if constexpr (N == 4) {
-    quad q;
-    memcpy(&q, s, sizeof q);
-    return q;
-  } else {
-    typedef float half __attribute__((vector_size(N * 2)));
-    half a, b;
-    memcpy(&a, s, sizeof a), memcpy(&b, s + N / 2, sizeof b);
-    a += b;
-    float rest[N / 2];
-    memcpy(rest, &a, sizeof a);
-    return four_of(rest);
-  }
-}
-
 static inline quad four_of(vf v) {
-  float s[LANES];
+  float s[LANES], four[4];
   memcpy(s, &v, sizeof s);
-  return four_of(s);
+  fold(s, four);
+  quad q;
+  memcpy(&q, four, sizeof q);
+  return q;
 }
 
 // The sums of four vectors, each as `sum` would have it.
