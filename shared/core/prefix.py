@@ -87,5 +87,5 @@ def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
     full = min(sequence.computed // block_tokens, len(keys))
     if full > sequence.keyed:
         new = slice(sequence.keyed, full)
-        pool.register_all(pages[new], keys[new], (None, *keys)[new])
+        pool.register_chain(pages[new], keys[new], keys[new.start - 1] if new.start else None)
         sequence.keyed = full
