@@ -160,8 +160,8 @@ class CacheMachine:
             return [c.ConfirmPut(event.landing, 0)]
         pages, keys, wanted = put.pages, put.keys, put.wanted
         known, told = self._checksums, event.checksums
-        if len(told) < len(wanted) or not all([i in told for i in wanted]):
-            came = [i in told for i in wanted]
+        came = [i in told for i in wanted]
+        if not all(came):
             pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
             wanted = tuple(compress(wanted, came))
         for page, i in zip(pages, wanted, strict=True):

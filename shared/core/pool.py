@@ -33,7 +33,8 @@ class BlockPool:
         self.total = pages
         self._free = list(range(pages - 1, -1, -1))
         self._bare = bytearray(pages)
-        """1: the page is held and has no key. It is held once: nobody else can find it."""
+        """1: the page is held and has no key. It is held once: nobody else can find it. Without marks where no page is
+        ever given a key."""
         self._runs = Forest(pages)
         self._cached = 0
         self._heap: list[Entry] = []
@@ -71,9 +72,10 @@ class BlockPool:
             self._make_room(count)
         taken = free[: -count - 1 : -1]
         del free[len(free) - count :]
-        bare = self._bare
-        for page in taken:
-            bare[page] = 1
+        if self.keeps:
+            bare = self._bare
+            for page in taken:
+                bare[page] = 1
         return taken
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -144,11 +146,13 @@ class BlockPool:
 
     def _free_bare(self, pages: list[int]) -> None:
         bare = self._bare
-        for page in pages:
+        for page in pages if self.keeps else ():
             if not bare[page]:
                 raise ValueError(f"page {page} is not held")
             bare[page] = 0
-        self._free.extend(reversed(pages))
+        self._free += pages[::-1]
+        if len(self._free) > self.total:
+            raise ValueError("more pages are let go of than were held")
 
     # -- what pages contain ----------------------------------------------------------------------------------------
 
@@ -161,7 +165,7 @@ class BlockPool:
         if not (self.keeps and pages):
             return 0
         bare = self._bare
-        if all([bare[page] for page in pages]) and self._plant(pages, keys, parent):
+        if all(map(bare.__getitem__, pages)) and self._plant(pages, keys, parent):
             return len(pages)
         new = 0
         for page, key in zip(pages, keys, strict=True):
@@ -201,7 +205,9 @@ class BlockPool:
 
     def refs_of(self, page: int) -> int:
         run = self._runs.by_page[page]
-        return self._bare[page] if run is None else run.refs
+        if run is not None:
+            return run.refs
+        return self._bare[page] if self.keeps else int(page not in self._free)
 
     def keys(self) -> tuple[BlockKey, ...]:
         """Every key that can be read now."""
@@ -276,7 +282,8 @@ class BlockPool:
         runs = set(self._runs.by_key.values())
         held = {page for run in runs if run.refs for page in run.pages}
         cached = {page for run in runs if not run.refs for page in run.pages}
-        free, bare = set(self._free), {page for page, one in enumerate(self._bare) if one}
+        free = set(self._free)
+        bare = {page for page in range(self.total) if self._bare[page] or not (self.keeps or page in free)}
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & (held | cached | bare), "a page is free and in use"
         assert not bare & (held | cached), "a page without a key has one"

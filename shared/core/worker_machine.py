@@ -116,6 +116,8 @@ class WorkerMachine(Residents[S]):
         if self._stepper.out is not None or not self._active:
             return
         ready = [s for s in self._active.values() if s.fetching < 0]
+        if not ready:
+            return
         rows = self._stepper.suspects_first(self._runnable(ready, now))
         if not rows:
             return
@@ -219,9 +221,7 @@ class WorkerMachine(Residents[S]):
 
     # -- outside views ---------------------------------------------------------------------------------------------
 
-    def load(
-        self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True
-    ) -> NodeLoad:
+    def load(self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True) -> NodeLoad:
         """How busy the node is: its heartbeat. `totals` off: without the counters, which nobody plans by."""
         running, waiting, batch_tokens = self._tally()
         pool = self.pool
@@ -242,7 +242,7 @@ class WorkerMachine(Residents[S]):
             self.counters.copy() if totals else {},
             self._blocks_seq,
             self.cost if self.worker.fit_cost else None,
-            self._fit.samples(self.cost_kind),
+            self._fit.samples(self.cost_kind) if self.worker.fit_cost else 0,
         )
 
     def check(self) -> None:
