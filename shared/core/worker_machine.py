@@ -150,14 +150,16 @@ class WorkerMachine(Residents[S]):
         self.counters["cached_tokens"] += sequence.computed
 
     def _on_step_done(self, event: StepDone, now: float) -> None:
-        plan = self._stepper.out
-        if self.worker.fit_cost and plan is not None and event.step == self._stepper.step:
-            self._learn(plan, event)
-        done = self._stepper.done(event, hold=not self.worker.stream_tokens)
-        if done is None:
+        stepper, generated = self._stepper, 0
+        if stepper.out is None or event.step != stepper.step:
             self._late()
             return
-        generated, results = done
+        if self.worker.fit_cost:
+            self._learn(stepper.out, event)
+        if stepper.decodes and not self.worker.stream_tokens:
+            generated, results = stepper.done_holding(event)
+        else:
+            results = stepper.done(event)
         self.counters["steps"] += event.steps
         for sequence, tokens, result in results:
             if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
