@@ -79,7 +79,7 @@ class NodeBook:
             return
         again = self._pending.pop(attempt, None) is not None
         self._pending[attempt] = Assignment(now, work_s, tokens)
-        self.busy_until_s = max(self.busy_until_s, now) + work_s
+        self.busy_until_s = (self.busy_until_s if self.busy_until_s > now else now) + work_s
         if again or now > self.settled_until_s:
             self._count(now)
             return
@@ -87,7 +87,8 @@ class NodeBook:
         self.waiting += 1
         self.kv_tokens += tokens
         self.pending_tokens += tokens
-        self.settled_until_s = min(self.settled_until_s, now + PENDING_S)
+        if now + PENDING_S < self.settled_until_s:
+            self.settled_until_s = now + PENDING_S
 
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start; time that passes drains it."""

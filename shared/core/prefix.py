@@ -13,7 +13,8 @@ from shared.protocol.requests import BlockSource
 
 
 def reusable(sequence: Sequence, block_tokens: int) -> int:
-    return min(len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens))
+    keys, most = len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens)
+    return most if most < keys else keys
 
 
 def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: int) -> bool:

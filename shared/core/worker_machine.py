@@ -162,11 +162,12 @@ class WorkerMachine(Residents[S]):
             results = stepper.done(event)
         self.counters["steps"] += event.steps
         for sequence, tokens, result in results:
-            if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
+            decoding = sequence.computed >= sequence.prompt_tokens
+            if decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
                 generated += self._take(sequence, result, now)
                 continue
             sequence.void = bool(result.error)
-            prompt = not sequence.decoding
+            prompt = not decoding
             if prompt and not result.error:
                 sequence.computed += tokens
                 self.counters["prompt_tokens_computed"] += tokens
