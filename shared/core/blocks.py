@@ -66,7 +66,7 @@ def block_keys(namespace: bytes, tokens: bytes, block_tokens: int) -> list[Block
 
 def reusable_blocks(prompt_tokens: int, block_tokens: int) -> int:
     """How many leading blocks may be taken from the cache: at least the prompt's last token is always computed."""
-    return max(0, (prompt_tokens - 1) // block_tokens)
+    return (prompt_tokens - 1) // block_tokens if prompt_tokens > 0 else 0
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:

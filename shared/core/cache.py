@@ -8,7 +8,7 @@ no more than its share of the pages, so that neither can starve the other.
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -59,7 +59,8 @@ class _Put(Struct):
     pages: list[int]
     keys: tuple[BlockKey, ...]
     """As the pool knows them."""
-    parents: tuple[BlockKey | None, ...]
+    offered: tuple[BlockKey, ...]
+    """All that were offered, as the pool knows them."""
     expires_at: float
     fencing: bool = False
     """Its lease is over; the pages come back once no thread writes into them."""
@@ -139,11 +140,11 @@ class CacheMachine:
         if not pages:
             return [c.GrantPut(event.landing, (), ())]
         wanted = tuple(lacking[: len(pages)])
-        keys, parents = _picked(full, wanted), _picked((None, *full), wanted)
+        keys = _picked(full, wanted)
         for key in keys:
             coming[key] = event.landing
         self._put_pages += len(pages)
-        self._puts[event.landing] = _Put(wanted, pages, keys, parents, now + self.config.put_lease_s)
+        self._puts[event.landing] = _Put(wanted, pages, keys, full, now + self.config.put_lease_s)
         return [c.GrantPut(event.landing, wanted, tuple(pages))]
 
     def _renew(self, landings: Iterable[LandingId], now: float) -> list[Command]:
@@ -157,15 +158,19 @@ class CacheMachine:
         put = self._puts.get(event.landing)
         if put is None or put.fencing:
             return [c.ConfirmPut(event.landing, 0)]
-        pages, keys, parents, wanted = put.pages, put.keys, put.parents, put.wanted
+        pages, keys, wanted = put.pages, put.keys, put.wanted
         known, told = self._checksums, event.checksums
-        if len(told) < len(wanted) or not all(map(told.__contains__, wanted)):
-            came = [i in told for i in wanted]
+        came = [i in told for i in wanted]
+        if not all(came):
             pages, keys = list(compress(pages, came)), tuple(compress(keys, came))
-            parents, wanted = tuple(compress(parents, came)), tuple(compress(wanted, came))
+            wanted = tuple(compress(wanted, came))
         for page, i in zip(pages, wanted, strict=True):
             known[page] = told[i]
-        stored = self.pool.register_all(pages, keys, parents)
+        stored = 0
+        for start, end in _stretches(wanted):
+            first = wanted[start]
+            parent = put.offered[first - 1] if first else None
+            stored += self.pool.register_chain(pages[start:end], keys[start:end], parent)
         self.counters["blocks_stored"] += stored
         self._drop_put(event.landing)
         return [c.ConfirmPut(event.landing, stored)]
@@ -187,8 +192,7 @@ class CacheMachine:
     def _stop_coming(self, put: _Put) -> None:
         coming = self._coming
         for key in put.keys:
-            if key in coming:  # a put may name a block twice
-                del coming[key]
+            coming.pop(key, None)  # a put may name a block twice
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -290,3 +294,15 @@ def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:
     if last - first < len(places):
         return items[first : last + 1]
     return tuple([items[i] for i in places])
+
+
+def _stretches(places: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where (start, end) among places that grow some follow each other: mostly all do."""
+    start = 0
+    if places and places[-1] - places[0] >= len(places):
+        for i in range(1, len(places)):
+            if places[i] != places[i - 1] + 1:
+                yield start, i
+                start = i
+    if places:
+        yield start, len(places)

@@ -73,10 +73,10 @@ def mixed_s(
     cost: CostCoefficients, chunks: Iterable[tuple[int, int]], requests: int = 0, kv_tokens: int = 0
 ) -> float:
     """One step over prefill chunks (start, tokens) and `requests` decoding sequences."""
-    chunked = sum(
-        cost.prefill_token_s * tokens + cost.prefill_square_s * ((start + tokens) ** 2 - start**2)
-        for start, tokens in chunks
-    )
+    chunked = 0.0
+    for start, tokens in chunks:
+        square = (start + tokens) ** 2 - start**2
+        chunked += cost.prefill_token_s * tokens + cost.prefill_square_s * square
     fixed = max(cost.prefill_fixed_s, cost.step_fixed_s if requests else 0.0)
     return fixed + chunked + cost.step_request_s * requests + cost.step_token_s * kv_tokens
 

@@ -155,7 +155,8 @@ class DecodeMachine(ReservingMachine):
         full = min(len(keys), sequence.computed // config.block_tokens)
         if self.pool.keeps:
             new = slice(sequence.keyed, full)
-            self.pool.register_all(sequence.pages[new], keys[new], (None, *keys)[new])
+            parent = keys[new.start - 1] if 0 < new.start < full else None
+            self.pool.register_chain(sequence.pages[new], keys[new], parent)
         self.pool.unpin(sequence.pages[full:])
         del sequence.pages[full:]
         news = full > len(sequence.keys) or (sequence.local and full)

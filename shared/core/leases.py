@@ -35,7 +35,8 @@ class GatewayLeases:
             owner = self._owners[gateway] = _Owner(incarnation, now)
         if owner.incarnation != incarnation:
             return False
-        owner.seen_at = max(owner.seen_at, now)
+        if now > owner.seen_at:
+            owner.seen_at = now
         owner.attempts.add(attempt)
         return True
 

@@ -357,7 +357,7 @@ class RequestMachine:
         return self._deadline
 
     def _left(self, now: float) -> float:
-        return max(0.0, self._deadline - now)
+        return self._deadline - now if now < self._deadline else 0.0
 
     def _current(self) -> Attempt:
         assert self.attempt is not None, f"no attempt in {self.phase}"

@@ -24,11 +24,11 @@ class NodeBook:
     report, or has grown too old to be true. Counts hold for the time of the last call that was given one."""
 
     __slots__ = (
-        "_busy_until_s",
         "_pending",
         "_report",
         "_reported_s",
         "_stale_s",
+        "busy_until_s",
         "held_blocks",
         "kv_tokens",
         "pending_tokens",
@@ -42,7 +42,8 @@ class NodeBook:
         self._pending: dict[AttemptId, Assignment] = {}
         self._report: NodeLoad | None = None
         self._reported_s = float("-inf")
-        self._busy_until_s = float("-inf")
+        self.busy_until_s = float("-inf")
+        """When all it has to do will be done."""
         self.settled_until_s = float("inf")
         """Until when the counts hold, if nothing happens."""
         self.requests = 0
@@ -61,11 +62,11 @@ class NodeBook:
             for attempt in load.attempts:
                 pending.pop(attempt, None)
         self._report, self._reported_s = load, now
-        self._busy_until_s = now + load.queue_s
+        self.busy_until_s = now + load.queue_s
         if pending:
             self._count(now)
             for assignment in pending.values():
-                self._busy_until_s += assignment.work_s
+                self.busy_until_s += assignment.work_s
             return
         self.requests, self.waiting = len(load.attempts), load.waiting
         self.kv_tokens, self.pending_tokens = load.batch_tokens, 0
@@ -78,7 +79,7 @@ class NodeBook:
             return
         again = self._pending.pop(attempt, None) is not None
         self._pending[attempt] = Assignment(now, work_s, tokens)
-        self._busy_until_s = max(self._busy_until_s, now) + work_s
+        self.busy_until_s = (self.busy_until_s if self.busy_until_s > now else now) + work_s
         if again or now > self.settled_until_s:
             self._count(now)
             return
@@ -86,11 +87,12 @@ class NodeBook:
         self.waiting += 1
         self.kv_tokens += tokens
         self.pending_tokens += tokens
-        self.settled_until_s = min(self.settled_until_s, now + PENDING_S)
+        if now + PENDING_S < self.settled_until_s:
+            self.settled_until_s = now + PENDING_S
 
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start; time that passes drains it."""
-        return max(0.0, self._busy_until_s - now)
+        return max(0.0, self.busy_until_s - now)
 
     def settle(self, now: float) -> None:
         """Forget what has grown too old: needed only after `settled_until_s`."""

@@ -117,23 +117,19 @@ class KVCacheCentric(Struct, frozen=True):
     balancing_threshold: float = 1.0
 
     def place(self, view: PlaceView) -> Choice:
-        best, least_s = view.candidates[0], float("inf")
+        best, least_s, pulled = view.candidates[0], float("inf"), False
         for candidate in view.candidates:
             ttft_s = candidate.queue_s
             if ttft_s >= least_s:
                 continue
-            remote = self._pulls(view, candidate)
+            remote = view.best_blocks > self.balancing_threshold * candidate.local_blocks
             if remote:
                 ttft_s += view.transfer_s(candidate, remote)
             ttft_s += view.prefill_s(candidate, remote)
             if ttft_s < least_s:
-                best, least_s = candidate, ttft_s
-        remote = self._pulls(view, best)
-        how = f"{view.prefix(best, remote)} blocks {'pulled' if remote else 'local'}"
-        return view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", remote)
-
-    def _pulls(self, view: PlaceView, candidate: Candidate) -> bool:
-        return view.best_blocks > self.balancing_threshold * candidate.local_blocks
+                best, least_s, pulled = candidate, ttft_s, remote
+        how = f"{view.prefix(best, pulled)} blocks {'pulled' if pulled else 'local'}"
+        return view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", pulled)
 
 
 class CacheAware(Struct, frozen=True):

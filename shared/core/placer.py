@@ -144,10 +144,12 @@ class Placer:
         best, holder = best_cache(asked.match, self._roster.caches)
         now, match = asked.now, asked.match
         self._number += 1
-        candidates = [
-            Candidate(p.ref, p.host, p.cost, p.book.queue_s(now), p.book.requests, match.run_of_any(p.nearby))
-            for p in asked.prefills
-        ]
+        candidates = []
+        for p in asked.prefills:
+            book = p.book
+            queue_s = book.busy_until_s - now if book.busy_until_s > now else 0.0
+            local = match.run_of_any(p.nearby) if match.runs else 0
+            candidates.append(Candidate(p.ref, p.host, p.cost, queue_s, book.requests, local))
         return self._policy.place(
             PlaceView(
                 prompt_tokens=asked.request.prompt_tokens,

@@ -148,43 +148,43 @@ class BlockPool:
             if not bare[page]:
                 raise ValueError(f"page {page} is not held")
             bare[page] = 0
-        self._free.extend(reversed(pages))
+        self._free += pages[::-1]
 
     # -- what pages contain ----------------------------------------------------------------------------------------
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
         """Say that a held page contains the block `key`, complete. False if another page has it already."""
-        return self.register_all([page], (key,), (parent,)) == 1
+        return self.register_chain([page], (key,), parent) == 1
 
-    def register_all(
-        self, pages: list[int], keys: tuple[BlockKey, ...], parents: tuple[BlockKey | None, ...]
-    ) -> int:
-        """`register` for many: keys[i], which follows parents[i], is in pages[i]. Returns how many of them are new."""
+    def register_chain(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> int:
+        """`register` for blocks that follow each other, the first one `parent`; returns how many of them are new."""
         if not (self.keeps and pages):
             return 0
         bare = self._bare
-        if all(map(bare.__getitem__, pages)) and self._runs.grows_whole(keys, parents):
-            self._plant(pages, keys, parents[0])
+        if all(map(bare.__getitem__, pages)) and self._plant(pages, keys, parent):
             return len(pages)
         new = 0
-        for page, key, parent in zip(pages, keys, parents, strict=True):
+        for page, key in zip(pages, keys, strict=True):
             if not self.refs_of(page):
                 raise ValueError(f"page {page} is not held")
-            if key in self._runs.by_key:
-                continue
-            if not bare[page]:
-                raise ValueError(f"page {page} already contains another block")
-            self._plant([page], (key,), parent)
-            new += 1
+            if key not in self._runs.by_key:
+                if not bare[page]:
+                    raise ValueError(f"page {page} already contains another block")
+                self._plant([page], (key,), parent if parent != key else None)
+                new += 1
+            parent = key
         return new
 
-    def _plant(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> None:
+    def _plant(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> bool:
+        """False, and no change, if they can't be one run."""
+        if not self._runs.plant(Run(keys, pages.copy(), self._clock + len(pages)), parent):
+            return False
+        self._clock += len(pages)
         bare = self._bare
         for page in pages:
             bare[page] = 0
-        self._clock += len(pages)
-        self._runs.plant(Run(keys, pages.copy(), self._clock), parent)
         self._stored, self._removed = _net(keys, self._stored, self._removed)
+        return True
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
         """Length of the run that `match` would hold."""
@@ -235,15 +235,16 @@ class BlockPool:
             entry = heappop(heap)
             run: Run = entry[-1]
             if run.entry is entry and not run.children:
-                self._evict(run, count - len(free))
+                lowest = not heap or entry[:-2] < heap[0][:-2]
+                self._evict(run, count - len(free), lowest)
 
-    def _evict(self, run: Run, lacking: int) -> None:
+    def _evict(self, run: Run, lacking: int, lowest: bool) -> None:
         """The last block of a run that is above of none. While more are lacking, those before it go too, each as long as
         it is the lowest candidate: mostly whole chains do. Within a run no block ranks above the one after it, so that
-        the rest of one is judged by its last."""
-        heap, blocks = self._heap, 1
+        the rest of one goes with its last block. `lowest`: that one ranks below all other candidates."""
+        heap, blocks = self._heap, lacking if lowest else 1
         while True:
-            keys, pages = self._runs.shorten(run, min(blocks, len(run.keys)))
+            keys, pages = self._runs.shorten(run, max(1, min(blocks, len(run.keys))))
             self._free.extend(reversed(pages))
             self._cached -= len(pages)
             self._removed, self._stored = _net(keys[::-1], self._removed, self._stored)
@@ -267,7 +268,7 @@ class BlockPool:
         alone = [self._runs.split(run, 1) for run in cached for _ in run.keys[1:]] + cached
         run = min(alone, key=lambda run: (self._policy.rank(run), run.pages))
         self._runs.forsake(run)
-        self._evict(run, 0)
+        self._evict(run, 0, False)
 
     # -- laws ------------------------------------------------------------------------------------------------------
 
@@ -275,7 +276,8 @@ class BlockPool:
         runs = set(self._runs.by_key.values())
         held = {page for run in runs if run.refs for page in run.pages}
         cached = {page for run in runs if not run.refs for page in run.pages}
-        free, bare = set(self._free), {page for page, one in enumerate(self._bare) if one}
+        free = set(self._free)
+        bare = {page for page in range(self.total) if self._bare[page]}
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & (held | cached | bare), "a page is free and in use"
         assert not bare & (held | cached), "a page without a key has one"

@@ -13,7 +13,8 @@ from shared.protocol.requests import BlockSource
 
 
 def reusable(sequence: Sequence, block_tokens: int) -> int:
-    return min(len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens))
+    keys, most = len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens)
+    return most if most < keys else keys
 
 
 def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: int) -> bool:
@@ -87,5 +88,5 @@ def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
     full = min(sequence.computed // block_tokens, len(keys))
     if full > sequence.keyed:
         new = slice(sequence.keyed, full)
-        pool.register_all(pages[new], keys[new], (None, *keys)[new])
+        pool.register_chain(pages[new], keys[new], keys[new.start - 1] if new.start else None)
         sequence.keyed = full

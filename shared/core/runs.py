@@ -45,32 +45,49 @@ class Forest:
         self.orphans: dict[BlockKey, dict[Run, None]] = {}
         """Runs by the key of their parent, which is not here."""
 
-    def grows_whole(self, keys: tuple[BlockKey, ...], parents: tuple[BlockKey | None, ...]) -> bool:
-        """Whether blocks, none of them here, can be planted as one run."""
-        distinct = set(keys)
-        return (
-            len(distinct) == len(keys)
-            and parents[1:] == keys[:-1]
-            and parents[0] not in distinct
-            and self.by_key.keys().isdisjoint(keys)
-            and not (self.orphans and any(key in self.orphans for key in keys[:-1]))
-        )
-
-    def plant(self, run: Run, parent: BlockKey | None) -> None:
-        """A run that is new here, below the block `parent`."""
+    def plant(self, run: Run, parent: BlockKey | None) -> bool:
+        """A run that is new here, below the block `parent`. False, and no change, if some of its blocks are here, come
+        twice, or belong into different runs."""
+        by_key, orphans = self.by_key, self.orphans
+        if not by_key.keys().isdisjoint(run.keys) or parent in run.keys:
+            return False
+        if orphans and not orphans.keys().isdisjoint(run.keys[:-1]):
+            return False
+        blocks = len(by_key) + len(run.keys)
         self._enter(run)
+        if len(by_key) != blocks:
+            self._forget(run.keys, run.pages)
+            return False
         if parent is not None:
-            above = self.by_key.get(parent)
-            if above is None:
-                run.parent = parent
-                self.orphans.setdefault(parent, {})[run] = None
-            else:
-                if above.keys[-1] != parent:
-                    above = self.split(above, above.keys.index(parent) + 1)
-                run.above = above
-                above.children += 1
-        if self.orphans:
+            self._attach(run, parent)
+        if orphans:
             self._adopt(run)
+        return True
+
+    def _enter(self, run: Run) -> None:
+        by_key, by_page = self.by_key, self.by_page
+        for key in run.keys:
+            by_key[key] = run
+        for page in run.pages:
+            by_page[page] = run
+
+    def _forget(self, keys: tuple[BlockKey, ...], pages: list[int]) -> None:
+        by_key, by_page = self.by_key, self.by_page
+        for key in keys:
+            by_key.pop(key, None)
+        for page in pages:
+            by_page[page] = None
+
+    def _attach(self, run: Run, parent: BlockKey) -> None:
+        above = self.by_key.get(parent)
+        if above is None:
+            run.parent = parent
+            self.orphans.setdefault(parent, {})[run] = None
+            return
+        if above.keys[-1] != parent:
+            above = self.split(above, above.keys.index(parent) + 1)
+        run.above = above
+        above.children += 1
 
     def _adopt(self, run: Run) -> None:
         for child in self.orphans.pop(run.keys[-1], ()):
@@ -93,13 +110,6 @@ class Forest:
         self._enter(head)
         return head
 
-    def _enter(self, run: Run) -> None:
-        by_key, by_page = self.by_key, self.by_page
-        for key in run.keys:
-            by_key[key] = run
-        for page in run.pages:
-            by_page[page] = run
-
     def cut(self, run: Run, start: int, end: int) -> Run:
         """Blocks start..end-1 of a run as one of their own."""
         if end < len(run.keys):
@@ -110,15 +120,15 @@ class Forest:
 
     def shorten(self, run: Run, blocks: int) -> tuple[tuple[BlockKey, ...], list[int]]:
         """Forget the last `blocks` of a run that is above of none; returns their keys and pages."""
-        keys, pages = run.keys[-blocks:], run.pages[-blocks:]
-        by_key, by_page = self.by_key, self.by_page
-        for key in keys:
-            del by_key[key]
-        for page in pages:
-            by_page[page] = None
-        run.keys = run.keys[:-blocks]
-        del run.pages[-blocks:]
+        if blocks == len(run.keys):
+            keys, pages = run.keys, run.pages
+            run.keys, run.pages = (), []
+        else:
+            keys, pages = run.keys[-blocks:], run.pages[-blocks:]
+            run.keys = run.keys[:-blocks]
+            del run.pages[-blocks:]
         run.stored_at -= blocks
+        self._forget(keys, pages)
         return keys, pages
 
     def uproot(self, run: Run) -> Run | None:

@@ -11,11 +11,12 @@ from shared.protocol.requests import BlockSource
 
 def best_cache(match: Match, caches: Sequence[Peer]) -> tuple[int, Peer | None]:
     """The cache node that holds the longest leading run, if any holds one; among equals the least busy."""
-    runs = match.runs
-    best = max([runs.get(cache.node, 0) for cache in caches], default=0)
-    if not best:
-        return 0, None
-    return best, min([cache for cache in caches if runs.get(cache.node, 0) == best], key=_busy)
+    best, holder, runs = 0, None, match.runs
+    for cache in caches if runs else ():
+        run = runs.get(cache.node, 0)
+        if run > best or (run == best and holder is not None and _busy(cache) < _busy(holder)):
+            best, holder = run, cache
+    return best, holder
 
 
 def sources_for(

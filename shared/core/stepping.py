@@ -26,6 +26,8 @@ class Stepper(Generic[S]):
         self.step = 0
         self.out: list[tuple[S, int]] | None = None
         """The plan of the step that is out: sequence, tokens computed."""
+        self.decodes = False
+        """The last step launched was one of a batch that only decodes."""
         self._up_to = 1
         self._interrupted = False
         self._suspects: deque[S] = deque()
@@ -35,7 +37,7 @@ class Stepper(Generic[S]):
     def launch(self, plan: list[tuple[S, int]], up_to: int = 1) -> RunStep:
         assert self.out is None, "a step is out"
         self.step += 1
-        self.out, self._up_to, self._interrupted = plan, up_to, False
+        self.out, self.decodes, self._up_to, self._interrupted = plan, False, up_to, False
         rows = []
         for sequence, tokens in plan:
             sequence.in_step = True
@@ -68,7 +70,8 @@ class Stepper(Generic[S]):
         for s, _ in plan:
             s.in_step = True
         self.step += 1
-        self.out, self._up_to, self._interrupted, self._retried = plan, up_to, False, None
+        self.out, self.decodes, self._retried = plan, True, None
+        self._up_to, self._interrupted = up_to, False
         return RunStep(self.step, tuple(rows), up_to)
 
     def interrupt(self) -> InterruptRun | None:
@@ -78,28 +81,28 @@ class Stepper(Generic[S]):
         self._interrupted = True
         return InterruptRun(self.step)
 
-    def done(self, event: StepDone, hold: bool = False) -> tuple[int, list[Row[S]]] | None:
-        """The plan with its results; None for a step that is not out. A sequence without a result gets an error.
+    def done(self, event: StepDone) -> list[Row[S]]:
+        """Of the step that is out: the plan with its results. A sequence without a result gets an error."""
+        plan = self._take_back()
+        return [(s, computed, _result_of(s, place, event)) for place, (s, computed) in enumerate(plan)]
 
-        `hold`: tokens that are neither the first nor the last of an answer are appended to it and held back at once, in
-        the same pass. How many those were comes first, and what is left to look at after it.
-        """
+    def done_holding(self, event: StepDone) -> tuple[int, list[Row[S]]]:
+        """`done`, but tokens that are neither the first nor the last of an answer are appended to it and held back in the
+        same pass. How many those were comes first, then the rows that are left to look at."""
         plan = self.out
-        if plan is None or event.step != self.step:
-            return None
-        self.out = None
+        assert plan is not None, "no step is out"
+        self.out, held, rest = None, 0, []
         results: Iterable[SequenceResult] = event.results
         if len(event.results) != len(plan):
-            results = [_result_of(s, event) for s, _ in plan]
-        held, rest = 0, []
+            results = [_result_of(s, place, event) for place, (s, _) in enumerate(plan)]
         for (s, computed), result in zip(plan, results, strict=True):
             s.in_step = False
             if result.attempt != s.attempt:
-                result = _result_of(s, event)
+                result = _result_of(s, 0, event)
             tokens, before = result.tokens, s.wanted
             wanted = before + len(tokens)
             inside = s.prompt_tokens < before < wanted < s.holds_below
-            if not (hold and inside) or result.error or s.ended or s.void:
+            if not inside or result.error or s.ended or s.void:
                 rest.append((s, computed, result))
                 continue
             if s.unsent < 0:
@@ -111,9 +114,9 @@ class Stepper(Generic[S]):
 
     def failed(self, step: int) -> list[S] | None:
         """The sequences of the failed step that are known to be the cause; None for a step that is not out."""
-        plan = self._take_back(step)
-        if plan is None:
+        if self.out is None or step != self.step:
             return None
+        plan = self._take_back()
         if len(plan) == 1 and plan[0][0] is self._retried:
             return [plan[0][0]]
         self._suspects.extend(s for s, _ in plan)
@@ -139,10 +142,9 @@ class Stepper(Generic[S]):
             break  # it waits for something else; the others need not
         return [s for s in rows if s not in self._suspects]
 
-    def _take_back(self, step: int) -> list[tuple[S, int]] | None:
-        if self.out is None or step != self.step:
-            return None
+    def _take_back(self) -> list[tuple[S, int]]:
         plan, self.out = self.out, None
+        assert plan is not None, "no step is out"
         for sequence, _ in plan:
             sequence.in_step = False
         return plan
@@ -165,8 +167,10 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     return SequenceStep(sequence.attempt, start, tokens, ids, pages, sample)
 
 
-def _result_of(sequence: Sequence, event: StepDone) -> SequenceResult:
-    for result in event.results:
-        if result.attempt == sequence.attempt:
-            return result
-    return SequenceResult(sequence.attempt, error="the engine gave no result")
+def _result_of(sequence: Sequence, place: int, event: StepDone) -> SequenceResult:
+    """Mostly at the place that the sequence has in the plan."""
+    attempt, results = sequence.attempt, event.results
+    if place < len(results) and results[place].attempt == attempt:
+        return results[place]
+    by_attempt = {result.attempt: result for result in results}
+    return by_attempt.get(attempt) or SequenceResult(attempt, error="the engine gave no result")

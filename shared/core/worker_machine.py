@@ -116,6 +116,8 @@ class WorkerMachine(Residents[S]):
         if self._stepper.out is not None or not self._active:
             return
         ready = [s for s in self._active.values() if s.fetching < 0]
+        if not ready:
+            return
         rows = self._stepper.suspects_first(self._runnable(ready, now))
         if not rows:
             return
@@ -148,21 +150,24 @@ class WorkerMachine(Residents[S]):
         self.counters["cached_tokens"] += sequence.computed
 
     def _on_step_done(self, event: StepDone, now: float) -> None:
-        plan = self._stepper.out
-        if self.worker.fit_cost and plan is not None and event.step == self._stepper.step:
-            self._learn(plan, event)
-        done = self._stepper.done(event, hold=not self.worker.stream_tokens)
-        if done is None:
+        stepper, generated = self._stepper, 0
+        if stepper.out is None or event.step != stepper.step:
             self._late()
             return
-        generated, results = done
+        if self.worker.fit_cost:
+            self._learn(stepper.out, event)
+        if stepper.decodes and not self.worker.stream_tokens:
+            generated, results = stepper.done_holding(event)
+        else:
+            results = stepper.done(event)
         self.counters["steps"] += event.steps
         for sequence, tokens, result in results:
-            if sequence.decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
+            decoding = sequence.computed >= sequence.prompt_tokens
+            if decoding and not (result.error or sequence.ended or sequence.void):  # nearly always
                 generated += self._take(sequence, result, now)
                 continue
             sequence.void = bool(result.error)
-            prompt = not sequence.decoding
+            prompt = not decoding
             if prompt and not result.error:
                 sequence.computed += tokens
                 self.counters["prompt_tokens_computed"] += tokens
@@ -219,9 +224,7 @@ class WorkerMachine(Residents[S]):
 
     # -- outside views ---------------------------------------------------------------------------------------------
 
-    def load(
-        self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True
-    ) -> NodeLoad:
+    def load(self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True) -> NodeLoad:
         """How busy the node is: its heartbeat. `totals` off: without the counters, which nobody plans by."""
         running, waiting, batch_tokens = self._tally()
         pool = self.pool
@@ -242,7 +245,7 @@ class WorkerMachine(Residents[S]):
             self.counters.copy() if totals else {},
             self._blocks_seq,
             self.cost if self.worker.fit_cost else None,
-            self._fit.samples(self.cost_kind),
+            self._fit.samples(self.cost_kind) if self.worker.fit_cost else 0,
         )
 
     def check(self) -> None:

@@ -26,10 +26,14 @@ class Hosts:
         self.network = Network(timeline.at)
 
     def start(self, source: str, target: str, size_bytes: float, done: Done, argument: Any = None) -> None:
+        self.network.start(self.timeline.now, self.links(source, target), size_bytes, done, argument)
+
+    def links(self, source: str, target: str) -> tuple[Link, ...]:
+        """What bytes from one to the other flow over."""
         links = self._links.get((source, target))
         if links is None:
             links = self._links[source, target] = self._between(source, target)
-        self.network.start(self.timeline.now, links, size_bytes, done, argument)
+        return links
 
     def moved_bytes(self) -> tuple[float, float]:
         """Over cards, over memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil
+from operator import itemgetter
 from typing import Any
 
 from shared.core.request_events import Deliver, Finish
@@ -16,6 +17,9 @@ Interval = tuple[float, float, int]
 
 LONGEST_SHARE = 0.1
 """A request's TBT is the mean of so many of its longest intervals, as in the papers."""
+
+
+_how_many = itemgetter(2)
 
 
 class _Story:
@@ -117,7 +121,7 @@ class Measures:
 
 def mean_of_longest(intervals: list[Interval]) -> float:
     """Mean of the longest tenth. Evenly growing intervals are taken from their long end."""
-    count = sum([n for _, _, n in intervals])
+    count: int = sum(map(_how_many, intervals))
     wanted = left = max(1, ceil(count * LONGEST_SHARE))
     total = 0.0
     for longest, shortest, n in sorted(intervals, reverse=True):

@@ -44,7 +44,10 @@ class Flow:
 
     def advance_to(self, now: float) -> None:
         left = self.left_bytes
-        moved = left if now >= self.finish_at else min(left, self.rate * (now - self._at))
+        moved = left
+        if now < self.finish_at:
+            come = self.rate * (now - self._at)
+            moved = come if come < left else left
         self._at = now
         if moved:
             self.left_bytes = left - moved

@@ -48,8 +48,8 @@ class Outflow(ABC):
     """One attempt's bytes to one receiver, in parts that become ready over time; `_arrived` once all are there."""
 
     def __init__(self, hosts: Hosts, source: str, target: str) -> None:
-        self._hosts = hosts
-        self._source, self._target = source, target
+        self._network, self._links = hosts.network, hosts.links(source, target)
+        self._timeline = hosts.timeline
         self._ready_bytes = 0.0
         self._flowing = False
         self._closed: Any = None
@@ -60,26 +60,24 @@ class Outflow(ABC):
 
     def close(self, word: Any) -> None:
         """Nothing more comes; `_arrived(word)` when the last byte has."""
-        self._closed = word
         self.flow()
-        if not self._flowing:
-            self._finish()
+        if self._flowing:
+            self._closed = word
+        else:
+            self._arrived(word)
 
     def flow(self) -> None:
         if self._ready_bytes and not self._flowing:
             size, self._ready_bytes, self._flowing = self._ready_bytes, 0.0, True
-            self._hosts.start(self._source, self._target, size, self._flowed)
+            self._network.start(self._timeline.now, self._links, size, self._flowed)
 
     def _flowed(self, _: Any) -> None:
         self._flowing = False
         if self._ready_bytes:
             self.flow()
         elif self._closed is not None:
-            self._finish()
-
-    def _finish(self) -> None:
-        word, self._closed = self._closed, None
-        self._arrived(word)
+            word, self._closed = self._closed, None
+            self._arrived(word)
 
     @abstractmethod
     def _arrived(self, word: Any) -> None:
@@ -96,7 +94,6 @@ class Handoff(Outflow):
         self._attempt = command.attempt
         self._sizes = sizes
         self._prefill, self._decode = prefill, decode
-        self._timeline = hosts.timeline
 
     def computed(self, start: int, tokens: int) -> None:
         """A step over these positions begins."""
@@ -140,7 +137,6 @@ class PoolWrite(Outflow):
         self._first = command.first_block
         self._sizes = sizes
         self._worker, self._cache = worker, cache
-        self._timeline = hosts.timeline
         self._landing, wanted = cache.open_put(command.namespace, command.keys)
         self._wanted = list(wanted)
         """Indexes among the keys, growing, of what is still to be sent."""
