@@ -29,7 +29,9 @@ from shared.core import (
     transfers,
     worker,
 )
+from shared.core.cache_config import CacheConfig
 from shared.core.machine import Command, Event, MachineMade
+from shared.core.worker_config import DecodeConfig, PrefillConfig
 from shared.io.recorder import read_recording
 from tsukimi.errors import ToolError
 
@@ -47,9 +49,9 @@ MACHINES = {
     r.machine.__name__: r
     for r in (
         Replayable(conductor.ConductorMachine, conductor_events.ConductorConfig, (conductor_events, worker)),
-        Replayable(cache.CacheMachine, cache.CacheConfig, (cache_events, worker)),
-        Replayable(prefill.PrefillMachine, prefill.PrefillConfig, (worker, steps, transfers)),
-        Replayable(decode.DecodeMachine, decode.DecodeConfig, (worker, steps, transfers)),
+        Replayable(cache.CacheMachine, CacheConfig, (cache_events, worker)),
+        Replayable(prefill.PrefillMachine, PrefillConfig, (worker, steps, transfers)),
+        Replayable(decode.DecodeMachine, DecodeConfig, (worker, steps, transfers)),
         Replayable(
             lifecycle.RequestMachine,
             request_events.ChoiceSetup,

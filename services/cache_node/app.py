@@ -10,7 +10,8 @@ import structlog
 from services.cache_node.backend import MachineBackend
 from services.cache_node.config import CacheNodeConfig
 from shared.core import cache_events as c
-from shared.core.cache import CacheCommand, CacheConfig, CacheEvent, CacheMachine
+from shared.core.cache import CacheCommand, CacheEvent, CacheMachine
+from shared.core.cache_config import CacheConfig
 from shared.core.eviction import POLICIES
 from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
 from shared.dataplane.arena import Arena

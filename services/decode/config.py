@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.core.decode import DecodeConfig
+from shared.core.worker_config import DecodeConfig
 from shared.engine.node_config import Count, NodeConfig
 from shared.io.config import PositiveS
 from shared.protocol.cluster import CostCoefficients

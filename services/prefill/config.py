@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from shared.core.prefill import PrefillConfig
+from shared.core.worker_config import PrefillConfig
 from shared.engine.api import EngineConfig
 from shared.engine.node_config import Count, NodeConfig
 from shared.protocol.cluster import CostCoefficients

@@ -8,8 +8,9 @@ arrives while nodes are idle: what is let in anyway is measured, which mends the
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-from msgspec import Struct
+from shared.core.objectives import Objectives
 
 RETRY_LEAST_S = 0.1
 RETRY_MOST_S = 60.0
@@ -17,19 +18,8 @@ TYPICAL_TOKENS = 128
 """What a running sequence is taken to have left, for want of knowing."""
 
 
-class Objectives(Struct, frozen=True):
-    """Latency objectives; 0: none."""
-
-    ttft_s: float = 0.0
-    tbt_s: float = 0.0
-    min_samples: int = 8
-    """A time model with fewer measurements is a guess."""
-    idle_refusals: float = 0.5
-    """Most of what arrives while nodes are idle that may be refused, as a share of the last `window`."""
-    window: int = 20
-
-
-class Outlook(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Outlook:
     """What is predicted for one request on the nodes chosen for it."""
 
     ttft_s: float
@@ -43,7 +33,8 @@ class Outlook(Struct, frozen=True):
     """Nodes stand idle that could serve it."""
 
 
-class Refusal(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Refusal:
     reason: str
     retry_after_s: float
 

@@ -7,7 +7,7 @@ applied again on top. A snapshot takes effect whole or not at all. Other lives' 
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from dataclasses import dataclass, field
 
 from shared.core.index import BlockIndex
 from shared.protocol.cluster import BlockEvents, BlockSnapshotPart
@@ -21,7 +21,8 @@ KEPT_EVENTS = 1024
 """Events kept for a snapshot on its way; over that the next snapshot is waited for."""
 
 
-class _Assembly(Struct):
+@dataclass(slots=True, eq=False)
+class _Assembly:
     """A snapshot in parts."""
 
     seq: int
@@ -29,7 +30,8 @@ class _Assembly(Struct):
     keys: dict[int, tuple[BlockKey, ...]] = field(default_factory=dict)
 
 
-class _Stream(Struct):
+@dataclass(slots=True, eq=False)
+class _Stream:
     incarnation: Incarnation
     seq: int = 0
     """All events up to here are applied."""

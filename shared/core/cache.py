@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from shared.core import cache_events as c
 from shared.core.blocks import KEY_BYTES
+from shared.core.cache_config import CacheConfig
 from shared.core.eviction import POLICIES
 from shared.core.machine import Command
 from shared.core.pool import BlockPool
@@ -37,23 +37,8 @@ COUNTERS = (
 """Monotonic totals. blocks_refused: wanted, but there was no room."""
 
 
-class CacheConfig(Struct, frozen=True, kw_only=True):
-    pages: int = 0
-    """0: told later, by ArenaLaidOut."""
-    eviction: str = "lru"
-    put_lease_s: float = 60.0
-    """A put to which nothing arrives for so long is over."""
-    read_lease_s: float = 30.0
-    """A read that takes longer finds its blocks gone, maybe."""
-    put_share: float = 0.5
-    """Most of the pages that open puts may hold."""
-    read_share: float = 0.75
-    """Most of the pages that open reads may pin."""
-    publish_keys: int = 16384
-    """Most stored, and most removed, keys in one PublishBlocks."""
-
-
-class _Put(Struct):
+@dataclass(slots=True, eq=False)
+class _Put:
     wanted: tuple[int, ...]
     """Indexes of the blocks to write among those offered."""
     pages: list[int]
@@ -66,7 +51,8 @@ class _Put(Struct):
     """Its lease is over; the pages come back once no thread writes into them."""
 
 
-class _Read(Struct):
+@dataclass(slots=True, eq=False)
+class _Read:
     pages: list[int]
     expires_at: float
 

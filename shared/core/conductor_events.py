@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from shared.core.admission import Objectives
-from shared.core.cost import SMALL_MODEL_CPU
+from shared.core.cost_presets import SMALL_MODEL_CPU
+from shared.core.links import Links
 from shared.core.machine import Ask, Command, Event
-from shared.core.placement import Links
+from shared.core.objectives import Objectives
 from shared.protocol.cluster import BlockEvents, BlockSnapshotPart, CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.errors import WireError
 from shared.protocol.ids import Incarnation, NodeId, NodeRef

@@ -9,12 +9,11 @@ Pages that a remote writer may still write to are given to nobody before the lan
 from __future__ import annotations
 
 from shared.core.reservation import DecodeSequence, computed_keys
-from shared.core.reserving import DecodeConfig, ReservingMachine
+from shared.core.reserving import ReservingMachine
 from shared.core.steps import RunStep
 from shared.core.transfers import CommitPoolWrite, OpenPoolWrite, SendBlocks
+from shared.core.worker_config import DecodeConfig
 from shared.protocol.requests import TokenDelta
-
-__all__ = ["DecodeConfig", "DecodeMachine"]
 
 
 class DecodeMachine(ReservingMachine):

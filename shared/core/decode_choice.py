@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from shared.core.cost import compute_s, load_s, step_s
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import NodeRef
 
 
-class Decoder(Struct, frozen=True):
+class Decoder:
     """A decode node that could take the sequence now."""
 
-    ref: NodeRef
-    host: str
-    cost: CostCoefficients
-    requests: int
-    """Sequences it has or is about to have."""
-    kv_tokens: int
-    """KV tokens of those."""
-    free_blocks: int
-    local_blocks: int
-    """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
+    __slots__ = ("cost", "free_blocks", "host", "kv_tokens", "local_blocks", "ref", "requests")
+
+    def __init__(
+        self,
+        ref: NodeRef,
+        host: str,
+        cost: CostCoefficients,
+        requests: int,
+        kv_tokens: int,
+        free_blocks: int,
+        local_blocks: int,
+    ) -> None:
+        self.ref = ref
+        self.host = host
+        self.cost = cost
+        self.requests = requests
+        """Sequences it has or is about to have."""
+        self.kv_tokens = kv_tokens
+        """KV tokens of those."""
+        self.free_blocks = free_blocks
+        self.local_blocks = local_blocks
+        """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
 
 
 def predicted_tbt_s(decoder: Decoder, prompt_tokens: int) -> float:
@@ -38,7 +49,8 @@ def choose_decoder(decoders: Sequence[Decoder], prompt_tokens: int, blocks: int)
     return roomy[tbt_s.index(min(tbt_s))]
 
 
-class InlineRule(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class InlineRule:
     """When a decode node prefills by itself: few tokens are left to compute, so that the batch it runs hardly waits."""
 
     max_tokens: int = 64

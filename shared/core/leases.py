@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-
-from msgspec import Struct, field
+from dataclasses import dataclass, field
 
 from shared.protocol.ids import AttemptId, Incarnation, NodeId
 
 REMEMBERED_LIVES = 8
 
 
-class _Owner(Struct):
+@dataclass(slots=True, eq=False)
+class _Owner:
     incarnation: Incarnation
     seen_at: float
     attempts: set[AttemptId] = field(default_factory=set)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
-
-from msgspec import Struct
 
 from shared.protocol.ids import AttemptId
 from shared.protocol.requests import AttemptState, FinishReason, TokenDelta
 from shared.protocol.sampling import TokenLogprob
 
 
-class Answer(Struct):
+@dataclass(slots=True)
+class Answer:
     """The tokens of one attempt. Only grows."""
 
     first_index: int = 0
-    tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     """Empty, or one per token."""
     finish: FinishReason | None = None
     error: str = ""

@@ -84,7 +84,7 @@ class RequestMachine:
         if at < self._timer:  # a sooner one that is out already serves as well
             self._timer = at
             commands.append(ev.SetTimer(at))
-        del self._commands  # the shell's now: carried out, they go while they are still at hand
+        self._commands = []  # those are the shell's now: carried out, they go while they are still at hand
         return commands
 
     def _tell(self, event: Event) -> str:

@@ -10,9 +10,8 @@ Used by the conductor, by gateways and by `tsukimi status`. Knows nothing of wha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
-
-from msgspec import Struct
 
 from shared.protocol.cluster import NodeInfo, NodeLoad, Stage
 from shared.protocol.ids import Incarnation, NodeId, NodeRef, Role
@@ -23,7 +22,8 @@ ENDED_KEPT = 16
 """Ended lives of one node that are remembered, so that their late messages are recognised."""
 
 
-class Change(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Change:
     """What became of a life of a node. `left` also: replaced by a new life."""
 
     kind: ChangeKind
@@ -32,7 +32,8 @@ class Change(Struct, frozen=True):
     stage: Stage
 
 
-class Member(Struct):
+@dataclass(slots=True, eq=False)
+class Member:
     """A node's current life. Read-only for everyone but Membership."""
 
     info: NodeInfo

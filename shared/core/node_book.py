@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from shared.protocol.cluster import NodeLoad
 from shared.protocol.ids import AttemptId
@@ -13,7 +13,8 @@ STALE_S = 5.0
 """A report older than that says nothing any more."""
 
 
-class Assignment(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Assignment:
     at_s: float
     work_s: float
     tokens: int

@@ -8,44 +8,44 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from msgspec import Struct
-
-from shared.core.cost import prefill_s, transfer_s
+from shared.core.cost import prefill_s
+from shared.core.links import Links
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
 
 
-class Links(Struct, frozen=True):
-    """How fast KVCache moves between two nodes."""
-
-    nic_bytes_s: float = 1.25e9
-    shm_bytes_s: float = 4e9
-    fixed_s: float = 0.002
-    """Whatever the size: asking, connecting."""
-
-    def transfer_s(self, size_bytes: float, same_host: bool) -> float:
-        return transfer_s(size_bytes, self.shm_bytes_s if same_host else self.nic_bytes_s, self.fixed_s)
-
-
-class Candidate(Struct, frozen=True):
+class Candidate:
     """A prefill node that could take the prompt now."""
 
-    ref: NodeRef
-    host: str
-    cost: CostCoefficients
-    queue_s: float
-    """Predicted seconds until a prompt assigned now would start."""
-    assigned: int
-    """Prompts it has or is about to have."""
-    local_blocks: int
-    """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
+    __slots__ = ("assigned", "cost", "host", "local_blocks", "queue_s", "ref")
+
+    def __init__(
+        self,
+        ref: NodeRef,
+        host: str,
+        cost: CostCoefficients,
+        queue_s: float,
+        assigned: int,
+        local_blocks: int,
+    ) -> None:
+        self.ref = ref
+        self.host = host
+        self.cost = cost
+        self.queue_s = queue_s
+        """Predicted seconds until a prompt assigned now would start."""
+        self.assigned = assigned
+        """Prompts it has or is about to have."""
+        self.local_blocks = local_blocks
+        """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
 
 
-class PlaceView(Struct, frozen=True):
+@dataclass(slots=True)
+class PlaceView:
     """What a policy decides on. There is at least one candidate."""
 
     prompt_tokens: int
@@ -86,7 +86,8 @@ class PlaceView(Struct, frozen=True):
         )
 
 
-class Choice(Struct, frozen=True):
+@dataclass(slots=True)
+class Choice:
     """A candidate, what was predicted for it, and why it."""
 
     candidate: Candidate
@@ -107,7 +108,8 @@ class Policy(Protocol):
     def place(self, view: PlaceView) -> Choice: ...
 
 
-class KVCacheCentric(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class KVCacheCentric:
     """Algorithm 1: least predicted TTFT, over queue, transfer and prefill.
 
     The best prefix is pulled to a node only if it is more than `balancing_threshold` times as long as what the node's
@@ -132,7 +134,8 @@ class KVCacheCentric(Struct, frozen=True):
         return view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", pulled)
 
 
-class CacheAware(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class CacheAware:
     """Least queue plus prefill time, counting only what a node's own host holds."""
 
     def place(self, view: PlaceView) -> Choice:
@@ -141,7 +144,8 @@ class CacheAware(Struct, frozen=True):
         return view.choice(best, f"least queue + prefill of {len(view.candidates)}: {how}")
 
 
-class LoadBalance(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class LoadBalance:
     """Fewest prompts assigned."""
 
     def place(self, view: PlaceView) -> Choice:
@@ -149,7 +153,8 @@ class LoadBalance(Struct, frozen=True):
         return view.choice(lightest, f"fewest assigned of {len(view.candidates)}: {lightest.assigned}")
 
 
-class Random(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Random:
     """Any, by a draw that depends on seed and placement number alone."""
 
     seed: int = 0
@@ -160,7 +165,8 @@ class Random(Struct, frozen=True):
         return view.choice(drawn, f"drawn from {len(view.candidates)}")
 
 
-class PolicyOptions(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class PolicyOptions:
     """What a policy may be configured with; each takes what it knows."""
 
     balancing_threshold: float = 1.0

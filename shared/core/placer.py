@@ -4,8 +4,7 @@ test against the objectives."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from shared.core.admission import Admission, Outlook, retry_after
 from shared.core.blocks import blocks_for, reusable_blocks
@@ -20,7 +19,8 @@ from shared.protocol.ids import NodeRef
 from shared.protocol.requests import Placement, PlaceRequest, Prediction
 
 
-class _Asked(Struct, frozen=True):
+@dataclass(slots=True, eq=False)
+class _Asked:
     """A request, and all that was looked up for it."""
 
     request: PlaceRequest
@@ -36,7 +36,8 @@ class _Asked(Struct, frozen=True):
         return blocks_for(self.request.prompt_tokens + 1, self.team.block_tokens)
 
 
-class _Plan(Struct, frozen=True):
+@dataclass(slots=True, eq=False)
+class _Plan:
     """What was chosen, before it is admitted."""
 
     prefill: Peer | None
@@ -55,7 +56,7 @@ class Placer:
         self._policy = policy
         self._roster = roster
         self._index = index
-        self._inline = InlineRule(config.inline_tokens, config.objectives.tbt_s)
+        self._rule = InlineRule(config.inline_tokens, config.objectives.tbt_s)
         self._number = 0
         self._turn = 0
         self.admission = Admission(config.objectives)
@@ -166,7 +167,7 @@ class Placer:
     def _decoders(self, asked: _Asked) -> list[Decoder]:
         match, block_tokens, decoders = asked.match, asked.team.block_tokens, []
         left = asked.request.prompt_tokens - len(match) * block_tokens
-        worth_looking = left <= self._inline.max_tokens or not asked.prefills
+        worth_looking = left <= self._rule.max_tokens or not asked.prefills
         for p in asked.decodes:
             book = p.book
             free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
@@ -177,7 +178,7 @@ class Placer:
     def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
         """The decode node that would have the first token soonest, if any should prefill by itself."""
         prompt, block_tokens = asked.request.prompt_tokens, asked.team.block_tokens
-        rule = self._inline if asked.prefills else InlineRule(max_tokens=prompt)
+        rule = self._rule if asked.prefills else InlineRule(max_tokens=prompt)
         if prompt - len(asked.match) * block_tokens > rule.max_tokens:
             return float("inf"), None
         best_s, best = float("inf"), None

@@ -9,8 +9,6 @@ cached in the node's own memory until their pages are needed.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from shared.core import worker as w
 from shared.core.blocks import TOKEN_BYTES, blocks_for
 from shared.core.intake import bad_tokens, misfit, never_fits, overloaded
@@ -26,19 +24,13 @@ from shared.core.transfers import (
     OpenPoolWrite,
     SendBlocks,
 )
-from shared.core.worker_config import WorkerConfig
+from shared.core.worker_config import PrefillConfig
 from shared.core.worker_machine import WorkerMachine
 from shared.protocol.ids import AttemptId
 from shared.protocol.requests import Accepted, HandoffTarget, PrefillJob, TokenDelta
 
 
-class PrefillConfig(WorkerConfig, Struct, frozen=True, kw_only=True):
-    max_running: int = 4
-    """Jobs that hold pages and compute or load; the others wait."""
-    chunk_tokens: int = 2048
-
-
-class PrefillSequence(Sequence, kw_only=True, eq=False):
+class PrefillSequence(Sequence):
     target: HandoffTarget | None = None
     """None: only the first token is wanted."""
     deadline: float = 0.0
@@ -228,7 +220,7 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
 def new_sequence(job: PrefillJob, prompt_tokens: int, now: float) -> PrefillSequence:
     """One that wants a single token never hands over."""
     hands_over = job.handoff is not None and job.max_new_tokens > 1
-    return PrefillSequence(
+    sequence = PrefillSequence(
         attempt=job.attempt,
         gateway=job.gateway,
         prompt_tokens=prompt_tokens,
@@ -239,7 +231,7 @@ def new_sequence(job: PrefillJob, prompt_tokens: int, now: float) -> PrefillSequ
         sources=job.sources,
         pool_node=job.pool,
         answer=Answer(job.first_index),
-        wanted=prompt_tokens,
-        target=job.handoff if hands_over else None,
-        deadline=now + job.budget_s if job.budget_s > 0 else 0.0,
     )
+    sequence.target = job.handoff if hands_over else None
+    sequence.deadline = now + job.budget_s if job.budget_s > 0 else 0.0
+    return sequence

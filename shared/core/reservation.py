@@ -12,8 +12,7 @@ from shared.protocol.ids import AttemptId, BlockKey, Incarnation, LandingId
 from shared.protocol.requests import ReserveRequest
 
 
-class DecodeSequence(Sequence, kw_only=True, eq=False):
-    request: ReserveRequest
+class DecodeSequence(Sequence):
     landing: LandingId = b""
     landing_open: bool = False
     """Somebody may write into the pages."""
@@ -27,6 +26,22 @@ class DecodeSequence(Sequence, kw_only=True, eq=False):
     farewell: str = ""
     """Why it is moved; said once its blocks are in the pool."""
 
+    def __init__(self, request: ReserveRequest) -> None:
+        local = request.local
+        super().__init__(
+            attempt=request.attempt,
+            gateway=request.gateway,
+            prompt_tokens=request.prompt_tokens,
+            max_new_tokens=request.max_new_tokens,
+            sampling=request.sampling,
+            keys=request.block_keys,
+            tokens=local.tokens if local else request.tokens,
+            sources=local.sources if local else (),
+            pool_node=request.pool,
+            answer=Answer(request.first_index),
+        )
+        self.request = request
+
     @property
     def local(self) -> bool:
         return self.request.local is not None
@@ -36,24 +51,6 @@ class DecodeSequence(Sequence, kw_only=True, eq=False):
         return not (
             self.in_step or self.pool_open or self.landing_open or self.fetching >= 0 or self.farewell
         )
-
-
-def new_reservation(request: ReserveRequest) -> DecodeSequence:
-    local = request.local
-    return DecodeSequence(
-        attempt=request.attempt,
-        gateway=request.gateway,
-        prompt_tokens=request.prompt_tokens,
-        max_new_tokens=request.max_new_tokens,
-        sampling=request.sampling,
-        keys=request.block_keys,
-        tokens=local.tokens if local else request.tokens,
-        sources=local.sources if local else (),
-        pool_node=request.pool,
-        answer=Answer(request.first_index),
-        wanted=request.prompt_tokens,
-        request=request,
-    )
 
 
 def same_request(a: ReserveRequest, b: ReserveRequest) -> bool:

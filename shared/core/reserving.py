@@ -9,14 +9,12 @@ Pages that a remote writer may still write to are given to nobody before the lan
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from shared.core import worker as w
 from shared.core.blocks import blocks_for
 from shared.core.cost import step_s
 from shared.core.intake import bad_past, bad_tail, bad_tokens, misfit, never_fits, overloaded
 from shared.core.prefix import key_blocks, take_pages
-from shared.core.reservation import DecodeSequence, landing_id, new_reservation, same_request
+from shared.core.reservation import DecodeSequence, landing_id, same_request
 from shared.core.transfers import (
     CloseLanding,
     LandingArrived,
@@ -25,26 +23,12 @@ from shared.core.transfers import (
     LandingProgressed,
     OpenLanding,
 )
-from shared.core.worker_config import WorkerConfig
+from shared.core.worker_config import DecodeConfig
 from shared.core.worker_machine import WorkerMachine
 from shared.protocol.errors import Invalid, TsukimiError
 from shared.protocol.requests import Reserved, ReserveRequest
 
 RETRY_GUESS_S = 1.0
-
-
-class DecodeConfig(WorkerConfig, Struct, frozen=True, kw_only=True):
-    max_running: int = 64
-    max_waiting: int = 64
-    """Reservations beyond what runs in one step."""
-    headroom_tokens: int = 256
-    """Room for so many answer tokens (at most the wanted ones) is reserved with the prompt's; more is taken as needed."""
-    reservation_lease_s: float = 30.0
-    """How long a writer that began may be silent. One that has not begun has as long as the gateway's budget."""
-    max_repeat: int = 1
-    """Most repeats of one step: 1 where tokens stream, large in the simulator."""
-    tbt_limit_s: float = 0.0
-    """A sequence that would make steps longer than this is given up when its KV has landed; 0: no limit."""
 
 
 class ReservingMachine(WorkerMachine[DecodeSequence]):
@@ -78,7 +62,7 @@ class ReservingMachine(WorkerMachine[DecodeSequence]):
             return
         if sequence is None:
             error = self._unfit(request) or self._admit_owner(request, now)
-            sequence = new_reservation(request)
+            sequence = DecodeSequence(request)
             if error is None and not self._take_room(sequence):
                 error = overloaded(f"{self.worker.node} has no room", self._room_in_s())
             if error is not None:

@@ -75,7 +75,7 @@ class Residents(ABC, Generic[S]):
         if self._drain_deadline is not None and not self._known and not self._drained:
             self._drained = True
             commands.append(w.Drained())
-        del self._commands  # the shell's now: carried out, they go while they are still at hand
+        self._commands = []  # those are the shell's now: carried out, they go while they are still at hand
         return commands
 
     @property

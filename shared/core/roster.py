@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-
-from msgspec import Struct, field
 
 from shared.core.membership import Member
 from shared.core.node_book import NodeBook
@@ -61,7 +60,8 @@ class Peer:
         return self.load.cost_samples if self.load else 0
 
 
-class Team(Struct):
+@dataclass(slots=True, eq=False)
+class Team:
     """The nodes that serve one model together: their KVCache is interchangeable."""
 
     spec: ModelSpec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
-
 from shared.core.blocks import TOKEN_BYTES, pack_tokens
 from shared.core.ledger import Answer
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
@@ -11,29 +9,11 @@ from shared.protocol.requests import BlockSource, FinishReason, TokenDelta
 from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 
-class Sequence(Struct, kw_only=True, eq=False):
-    """Mutable; changed by the node's machine alone."""
-
-    attempt: AttemptId
-    gateway: NodeId
-    prompt_tokens: int
-    max_new_tokens: int
-    sampling: SamplingParams
-    keys: tuple[BlockKey, ...]
-    """Of the prompt's full blocks."""
-    tokens: bytes = b""
-    """The prompt, packed; empty where it is neither computed here nor looked back on, and in the simulator."""
-    sources: tuple[BlockSource, ...] = ()
-    sources_tried: int = 0
-    pool_node: NodeRef | None = None
-    answer: Answer = field(default_factory=Answer)
+class Sequence:
+    """Mutable; changed by the node's machine alone. What has a value here begins with it."""
 
     computed: int = 0
     """Tokens whose KV is in the pages."""
-    wanted: int = 0
-    """Tokens known: the prompt and all sampled ones."""
-    pages: list[int] = []
-    """pages[b] holds block b; each is held once in the pool."""
     page_table: tuple[int, ...] = ()
     """`pages`, frozen for steps."""
     keyed: int = 0
@@ -42,8 +22,6 @@ class Sequence(Struct, kw_only=True, eq=False):
     """Prefill time still to be spent on it, as predicted."""
     unsent: int = -1
     """First token of the answer that is held back; -1: none is."""
-    unwritten: list[tuple[int, ...]] = []
-    """Tokens held back that are not written to the answer yet, as they came: `flush` does that, once for all."""
     until: int = 0
     """Known tokens up to which it decodes on as it is: its answer is whole then, or its pages are full. What lies behind
     it needs a look."""
@@ -51,6 +29,7 @@ class Sequence(Struct, kw_only=True, eq=False):
     """The attempt is over here; pages may still be touched."""
 
     in_step: bool = False
+    sources_tried: int = 0
     fetches: int = 0
     """How many were begun."""
     fetching: int = -1
@@ -59,19 +38,46 @@ class Sequence(Struct, kw_only=True, eq=False):
     """Its last step failed: what that wrote into its pages, and streamed, is worth nothing until it is run again."""
     pool_open: bool = False
     pool_closing: bool = False
-
     gateway_incarnation: Incarnation = ""
-    looks_back: bool = False
-    """Its sampling depends on the tokens before."""
-    whole: int = 0
-    """Known tokens with the longest answer it may give."""
-    holds_below: int = 0
-    """Known tokens below which its answer is certain to go on: `whole`; 0 if an EOS may end it."""
 
-    def __post_init__(self) -> None:
-        self.looks_back = self.sampling.looks_back
-        self.whole = self.prompt_tokens + self.max_new_tokens
-        self.holds_below = self.whole if self.sampling.ignore_eos else 0
+    def __init__(
+        self,
+        *,
+        attempt: AttemptId,
+        gateway: NodeId,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        keys: tuple[BlockKey, ...],
+        tokens: bytes = b"",
+        sources: tuple[BlockSource, ...] = (),
+        pool_node: NodeRef | None = None,
+        answer: Answer | None = None,
+    ) -> None:
+        """`keys`: of the prompt's full blocks. `tokens`: the prompt, packed; empty where it is neither computed here nor
+        looked back on, and in the simulator."""
+        self.attempt = attempt
+        self.gateway = gateway
+        self.prompt_tokens = prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.sampling = sampling
+        self.keys = keys
+        self.tokens = tokens
+        self.sources = sources
+        self.pool_node = pool_node
+        self.answer = Answer() if answer is None else answer
+        self.wanted = prompt_tokens
+        """Tokens known: the prompt and all sampled ones."""
+        self.pages: list[int] = []
+        """pages[b] holds block b; each is held once in the pool."""
+        self.unwritten: list[tuple[int, ...]] = []
+        """Tokens held back that are not written to the answer yet, as they came: `flush` does that, once for all."""
+        self.looks_back = sampling.looks_back
+        """Its sampling depends on the tokens before."""
+        self.whole = prompt_tokens + max_new_tokens
+        """Known tokens with the longest answer it may give."""
+        self.holds_below = self.whole if sampling.ignore_eos else 0
+        """Known tokens below which its answer is certain to go on: `whole`; 0 if an EOS may end it."""
 
     @property
     def quiet(self) -> bool:

@@ -1,10 +1,10 @@
-"""What a worker machine is told about itself."""
+"""What a worker machine is told about itself: all of them, then each role."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from shared.core.cost import SMALL_MODEL_CPU
+from shared.core.cost_presets import SMALL_MODEL_CPU
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation, NodeId
 
@@ -37,6 +37,26 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     cost: CostCoefficients = SMALL_MODEL_CPU
     fit_cost: bool = True
     """Learn the time model from own measurements."""
+
+
+class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):
+    max_running: int = 4
+    """Jobs that hold pages and compute or load; the others wait."""
+    chunk_tokens: int = 2048
+
+
+class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
+    max_running: int = 64
+    max_waiting: int = 64
+    """Reservations beyond what runs in one step."""
+    headroom_tokens: int = 256
+    """Room for so many answer tokens (at most the wanted ones) is reserved with the prompt's; more is taken as needed."""
+    reservation_lease_s: float = 30.0
+    """How long a writer that began may be silent. One that has not begun has as long as the gateway's budget."""
+    max_repeat: int = 1
+    """Most repeats of one step: 1 where tokens stream, large in the simulator."""
+    tbt_limit_s: float = 0.0
+    """A sequence that would make steps longer than this is given up when its KV has landed; 0: no limit."""
 
 
 COUNTERS = (

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from shared.core.blocks import blocks_for, pack_tokens
-from shared.core.cost import SMALL_MODEL_CPU, CostFit, prefill_features, step_features
+from shared.core.cost import CostFit, prefill_features, step_features
+from shared.core.cost_presets import SMALL_MODEL_CPU
 from shared.core.steps import SequenceStep
 from shared.engine.api import Engine
 from shared.protocol.cluster import CostCoefficients

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.core.cost import LLAMA2_70B_8XA800, compute_s, repeat_s, step_s
+from shared.core.cost import compute_s, repeat_s, step_s
+from shared.core.cost_presets import LLAMA2_70B_8XA800
 from shared.core.steps import InterruptRun, RunStep, SequenceStep, StepDone
 from shared.protocol.sampling import SamplingParams
 from tsukimi.simulate.engine import CostEngine

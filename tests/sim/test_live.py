@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.core.cost import PRESETS
+from shared.core.cost_presets import PRESETS
 from shared.protocol.cluster import CostCoefficients
 from tests.support.cluster import Cluster, cluster
-from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
+from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report
 from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest, parse_trace
 

@@ -10,7 +10,8 @@ import pytest
 
 from shared.core.conductor import ConductorMachine
 from tests.support.traces import CONVERSATION, dialogues, needs_conversation_trace
-from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
+from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report
 from tsukimi.simulate.trace import parse_trace, read_trace
 

@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 
 from shared.core import worker as w
 from shared.core.blocks import block_keys, pack_tokens
-from shared.core.decode import DecodeConfig, DecodeMachine
-from shared.core.prefill import PrefillConfig, PrefillMachine
+from shared.core.decode import DecodeMachine
+from shared.core.prefill import PrefillMachine
 from shared.core.steps import RunStep, SequenceResult, StepDone, StepFailed
 from shared.core.transfers import HandoffEnded, LandingArrived, PoolWriteEnded
+from shared.core.worker_config import DecodeConfig, PrefillConfig
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import (
     Accepted,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
-
-from shared.core.admission import Objectives
 from shared.core.block_parts import snapshot_parts
 from shared.core.blocks import blocks_for, namespace_digest
 from shared.core.conductor import ConductorMachine
@@ -25,15 +22,18 @@ from shared.core.conductor_events import (
     ReplyRefusal,
     SnapshotArrived,
 )
-from shared.core.cost import PRESETS
-from shared.core.decode import DecodeConfig, DecodeMachine
-from shared.core.placement import Links
-from shared.core.prefill import PrefillConfig, PrefillMachine
+from shared.core.cost_presets import PRESETS
+from shared.core.decode import DecodeMachine
+from shared.core.links import Links
+from shared.core.objectives import Objectives
+from shared.core.prefill import PrefillMachine
 from shared.core.worker import PublishBlocks, PublishSnapshot, Reply, SnapshotWanted, Ticked
+from shared.core.worker_config import DecodeConfig, PrefillConfig
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import KVLayout, ModelSpec
 from shared.protocol.requests import TokenDelta
+from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.gateway import FOREVER, SimulatedGateway
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.measure import Measures
@@ -50,34 +50,6 @@ REPORT_S = 0.02
 """Load reports on change are at least this far apart, as in a live node."""
 TICK_S = 60.0
 MAX_REPEAT = 1 << 20
-
-
-class SimulationConfig(Struct, frozen=True, kw_only=True):
-    policy: str = "kvcache_centric"
-    prefill: int = 8
-    """Prefill nodes, each on a host of its own with a cache node."""
-    decode: int = 8
-    balancing_threshold: float = 1.0
-    seed: int = 0
-    ttft_slo_s: float = 0.0
-    tbt_slo_s: float = 0.0
-    kv_tokens: int = 1_000_000
-    """KV memory of each prefill and decode node."""
-    keep_blocks: bool = False
-    """Whether prefill and decode nodes keep blocks in own memory, beside the pool; in the papers they do not."""
-    pool_tokens: int = 3_000_000
-    """Memory of each cache node."""
-    chunk_tokens: int = 131_072
-    """Most prompt tokens of one prefill step."""
-    max_prefills: int = 1
-    """Prompts that a prefill node loads and computes at a time."""
-    inline_tokens: int = 0
-    """Most uncached prompt tokens that a decode node prefills itself."""
-    cost: str = "llama2-70b-8xa800"
-    nic_bytes_s: float = 87e9
-    shm_bytes_s: float = 128e9
-    message_s: float = 0.001
-    """How long a control message takes."""
 
 
 class SimulatedCluster:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shared.core.cost import PRESETS
+from shared.core.cost_presets import PRESETS
 
 
 def simulate(
@@ -54,7 +54,7 @@ def simulate(
     json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
 ) -> None:
     """Replay a trace through the scheduling code of the cluster, without one."""
-    from tsukimi.simulate.cluster import SimulationConfig
+    from tsukimi.simulate.config import SimulationConfig
     from tsukimi.simulate.run import run
 
     config = SimulationConfig(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.core.cache import CacheConfig, CacheMachine
+from shared.core.cache import CacheMachine
+from shared.core.cache_config import CacheConfig
 from shared.core.cache_events import (
     ConfirmPut,
     GrantPut,

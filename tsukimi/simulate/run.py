@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shared.core.cost import PRESETS
+from shared.core.cost_presets import PRESETS
 from shared.protocol.errors import Invalid
-from tsukimi.simulate.cluster import SimulatedCluster, SimulationConfig
+from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report, show, to_json
 from tsukimi.simulate.trace import read_trace
 

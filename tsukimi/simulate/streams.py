@@ -10,9 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-from msgspec import Struct
 
 from shared.core.transfers import (
     BlocksFetched,
@@ -32,7 +31,8 @@ from tsukimi.simulate.pool import SimulatedCache
 Feed = Callable[[Any], None]
 
 
-class Sizes(Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class Sizes:
     """A layout's, worked out once."""
 
     block_tokens: int

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from shared.core.admission import Admission, Objectives, Outlook, Refusal
+from shared.core.admission import Admission, Outlook, Refusal
+from shared.core.objectives import Objectives
 
 
 def outlook(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.core import cache_events as c
-from shared.core.cache import CacheConfig, CacheMachine
+from shared.core.cache import CacheMachine
+from shared.core.cache_config import CacheConfig
 from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
 from shared.protocol.ids import BlockKey
 

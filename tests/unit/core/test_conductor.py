@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-from shared.core.admission import Objectives
 from shared.core.conductor_events import (
     AskSnapshot,
     CallRoll,
@@ -14,6 +13,7 @@ from shared.core.conductor_events import (
     NoticeNode,
     SnapshotArrived,
 )
+from shared.core.objectives import Objectives
 from shared.core.placement import POLICIES
 from shared.core.worker import BusFound, BusLost, Ticked
 from shared.protocol.cluster import BlockSnapshotPart, NodeInfo

@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.cost import (
-    LLAMA2_70B_8XA800,
-    PRESETS,
-    SMALL_MODEL_CPU,
     CostFit,
     compute_s,
     load_features,
@@ -23,6 +20,7 @@ from shared.core.cost import (
     steps_within,
     transfer_s,
 )
+from shared.core.cost_presets import LLAMA2_70B_8XA800, PRESETS, SMALL_MODEL_CPU
 
 # FAST'25 Fig 14: prefill seconds at 0 % and 95 % cached.
 FIG_14 = {

@@ -8,7 +8,7 @@ import pytest
 
 from shared.core import worker as w
 from shared.core.blocks import pack_tokens
-from shared.core.cost import SMALL_MODEL_CPU
+from shared.core.cost_presets import SMALL_MODEL_CPU
 from shared.core.transfers import (
     BlocksFetched,
     CloseLanding,

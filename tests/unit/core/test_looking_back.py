@@ -13,7 +13,7 @@ from shared.core import worker as w
 from shared.core.attempt import Attempt, reserve_request
 from shared.core.blocks import pack_tokens
 from shared.core.ledger import Answer
-from shared.core.reservation import new_reservation
+from shared.core.reservation import DecodeSequence
 from shared.core.sequence import Sequence
 from shared.core.stepping import sequence_step
 from shared.protocol.errors import WireError
@@ -49,8 +49,8 @@ def past_of(
         keys=keys_of(known),
         tokens=pack_tokens(known),
         answer=Answer(first_index, list(own)),
-        wanted=len(known) + len(own),
     )
+    sequence.wanted = len(known) + len(own)
     sequence.computed = sequence.wanted - 1
     step = sequence_step(sequence, 1)
     return list(memoryview(step.past).cast("I")), step.answered
@@ -76,7 +76,7 @@ def test_who_does_not_look_back_is_told_nothing() -> None:
 
 
 def test_chunks_that_do_not_sample_are_told_nothing() -> None:
-    s = new_reservation(reserve("a", prompt_of(9), sampling=REPETITION, local=True))
+    s = DecodeSequence(reserve("a", prompt_of(9), sampling=REPETITION, local=True))
     assert sequence_step(s, 4).past == b""
     s.computed = 4
     assert sequence_step(s, 5).past == pack_tokens(prompt_of(9))

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.cost import prefill_s, transfer_s
+from shared.core.links import Links
 from shared.core.placement import (
     POLICIES,
     Candidate,
     Choice,
     KVCacheCentric,
-    Links,
     PlaceView,
     PolicyOptions,
     policy_named,

@@ -8,7 +8,7 @@ from shared.core.blocks import block_keys, pack_tokens
 from shared.core.ledger import Answer
 from shared.core.pool import BlockPool
 from shared.core.prefix import expected_prefix, next_fetch, reusable
-from shared.core.reservation import computed_keys, landing_id, new_reservation, same_request
+from shared.core.reservation import DecodeSequence, computed_keys, landing_id, same_request
 from shared.core.sequence import Sequence
 from shared.core.stepping import Stepper, sequence_step
 from shared.core.steps import SequenceResult, StepDone
@@ -19,10 +19,22 @@ from tests.support.workers import BLOCK, EOS, NAMESPACE, SAMPLING, keys_of, prom
 
 def sequence(tokens: int = 6, **fields: Any) -> Sequence:
     prompt = prompt_of(tokens)
-    fields = {"max_new_tokens": 3, "sampling": SAMPLING, "wanted": tokens, "attempt": "a"} | fields
-    return Sequence(
-        gateway="g", prompt_tokens=tokens, keys=keys_of(prompt), tokens=pack_tokens(prompt), **fields
+    """`fields` that are no arguments are set."""
+    made = Sequence(
+        attempt="a",
+        gateway="g",
+        prompt_tokens=tokens,
+        max_new_tokens=fields.pop("max_new_tokens", 3),
+        sampling=SAMPLING,
+        keys=keys_of(prompt),
+        tokens=pack_tokens(prompt),
+        sources=fields.pop("sources", ()),
+        answer=fields.pop("answer", None),
     )
+    for name, value in fields.items():
+        assert hasattr(made, name)
+        setattr(made, name, value)
+    return made
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -119,7 +131,7 @@ def test_the_expected_prefix_joins_own_blocks_and_sources() -> None:
 
 def test_keys_of_the_answer_chain_on_from_the_prompt() -> None:
     prompt, answer = prompt_of(6), list(range(50, 60))
-    s = new_reservation(reserve("a", prompt, max_new_tokens=20))
+    s = DecodeSequence(reserve("a", prompt, max_new_tokens=20))
     s.take(tuple(answer), ())
     s.computed = s.wanted - 1
     assert computed_keys(s, NAMESPACE, BLOCK) == tuple(
@@ -127,7 +139,7 @@ def test_keys_of_the_answer_chain_on_from_the_prompt() -> None:
     )
     s.computed = 5
     assert computed_keys(s, NAMESPACE, BLOCK) == keys_of(prompt)
-    short = new_reservation(reserve("b", [1], max_new_tokens=20))
+    short = DecodeSequence(reserve("b", [1], max_new_tokens=20))
     short.take(tuple(answer), ())
     short.computed = short.wanted - 1
     assert computed_keys(short, NAMESPACE, BLOCK) == tuple(

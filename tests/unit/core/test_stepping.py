@@ -17,7 +17,7 @@ BLOCK = 4
 def sequence(number: int, prompt: int, answered: int, left: int, spare: int, penalty: float) -> Sequence:
     """With `answered` tokens said and `left` to say, and `spare` tokens of room beyond the last block."""
     computed = prompt + answered - 1
-    return Sequence(
+    sequence = Sequence(
         attempt=f"a{number}",
         gateway="g",
         prompt_tokens=prompt,
@@ -26,10 +26,10 @@ def sequence(number: int, prompt: int, answered: int, left: int, spare: int, pen
         keys=(),
         tokens=bytes(4 * prompt),
         answer=Answer(0, list(range(7, 7 + answered))),
-        computed=computed,
-        wanted=prompt + answered,
-        pages=list(range(computed // BLOCK + spare)),
     )
+    sequence.computed, sequence.wanted = computed, prompt + answered
+    sequence.pages = list(range(computed // BLOCK + spare))
+    return sequence
 
 
 SEQUENCES = st.tuples(

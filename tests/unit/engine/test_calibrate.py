@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared.core.cost import SMALL_MODEL_CPU, prefill_s, step_s
+from shared.core.cost import prefill_s, step_s
+from shared.core.cost_presets import SMALL_MODEL_CPU
 from shared.core.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.engine.api import Engine, EngineConfig

@@ -8,7 +8,8 @@ import pytest
 
 from services.cache_node.app import lay_out
 from services.cache_node.backend import MachineBackend
-from shared.core.cache import CacheConfig, CacheEvent, CacheMachine
+from shared.core.cache import CacheEvent, CacheMachine
+from shared.core.cache_config import CacheConfig
 from shared.dataplane.api import PoolBackend
 from shared.dataplane.memory import Memory
 from shared.protocol.errors import Invalid, Refused, Unavailable

@@ -1,0 +1,49 @@
+"""What is compiled, and where a build of it lies."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+from shared.io.models import models_folder
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("shared/core", "tsukimi/simulate")
+DEPENDS_ON = (*PACKAGES, "shared/protocol")
+"""A build holds constants of these."""
+SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+"""Names the interpreter that a build is for."""
+
+LEFT_OUT = ("tsukimi/simulate/command.py", "tsukimi/simulate/run.py", "tsukimi/simulate/report.py")
+"""Run once, and the libraries that they talk to want to look into Python functions."""
+
+
+def to_compile() -> list[Path]:
+    """Modules with functions in them, relative to the root; not those that define messages, whose classes msgspec makes
+    and mypyc can't."""
+    found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
+    return [path for path in found if path.as_posix() not in LEFT_OUT and _compiles(ast.parse((ROOT / path).read_text()))]
+
+
+def _compiles(module: ast.Module) -> bool:
+    nodes = list(ast.walk(module))
+    struct = any(isinstance(node, ast.ClassDef) and _is_struct(node) for node in nodes)
+    return not struct and any(isinstance(node, ast.FunctionDef) for node in nodes)
+
+
+def _is_struct(class_: ast.ClassDef) -> bool:
+    bases = {base.id for base in class_.bases if isinstance(base, ast.Name)}
+    return bool(class_.keywords or bases & {"Struct", "Event", "Command"})
+
+
+@cache
+def folder() -> Path:
+    """Where a build of the sources as they are lies, if there is one."""
+    digest = hashlib.blake2b(SUFFIX.encode(), digest_size=8)
+    for package in DEPENDS_ON:
+        for path in sorted((ROOT / package).glob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return models_folder().parent / "compiled" / digest.hexdigest()
