@@ -1,6 +1,7 @@
 # make up       a cluster on this machine, from nothing: virtual environment, packages, model, start (Ctrl-C stops it)
 # make test     the quick test suites        make check   ruff and mypy
 # make install  the environment only         make down    stop a cluster that runs in the background
+# make compiled the simulator's scheduling code, compiled anew after changes to it
 # make clean    remove all that these made
 
 PYTHON ?= python3
@@ -13,10 +14,11 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
+COMPILE := $(BIN)/python -m tsukimi.compiled.build
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: install up down test check clean
+.PHONY: install up down test check compiled clean
 .DELETE_ON_ERROR:
 
 install: $(RUNTIME)
@@ -31,6 +33,9 @@ down: $(RUNTIME)
 test: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not compose and not gpu"
 
+compiled: $(RUNTIME)
+	@$(COMPILE)
+
 check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -44,10 +49,11 @@ $(RUNTIME): pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing Tsukimi and what it needs into $(VENV) (minutes the first time) ..."
-	@$(PIP) --editable ".[engine,model,local]"
+	@$(PIP) --editable ".[compiled]"
+	@$(COMPILE) & $(PIP) --editable ".[compiled,engine,model,local]"; status=$$?; wait; exit $$status
 	@touch $@
 
 $(DEV): $(RUNTIME)
 	@echo "Installing what the tests and checks need ..."
-	@$(PIP) --editable ".[engine,model,local,dev]"
+	@$(PIP) --editable ".[compiled,engine,model,local,dev]"
 	@touch $@

@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from shared.io.config import environment
 from tsukimi.compiled import sources
 
 GROUPS = 2
@@ -59,8 +60,8 @@ def _require() -> None:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise CannotCompile("Python's header files are not installed: apt-get install python3-dev")
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(os.environ.get("CC", compiler)) is None:
+    compiler = (environment("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
         raise CannotCompile(f"there is no C compiler ({compiler}): apt-get install gcc")
 
 
@@ -80,9 +81,10 @@ def _compile(temp: Path) -> Path:
 
 def main() -> None:
     try:
-        print(f"Compiled scheduling code: {build()}")
+        build()
+        print("The scheduling code is compiled for `tsukimi simulate`.")
     except CannotCompile as e:
-        print(f"`tsukimi simulate` will run interpreted, about half as fast again: {e}", file=sys.stderr)
+        print(f"`tsukimi simulate` will run as Python, and take longer: {e}", file=sys.stderr)
 
 
 if __name__ == "__main__":

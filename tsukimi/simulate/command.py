@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shared.core.cost_presets import PRESETS
+from tsukimi.compiled.load import use_compiled
 
 
 def simulate(
@@ -52,8 +53,12 @@ def simulate(
     message_ms: Annotated[float, typer.Option(min=0.0, help="How long a control message takes.")] = 1.0,
     seed: Annotated[int, typer.Option(help="For policies that draw lots.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+    interpreted: Annotated[
+        bool, typer.Option(help="Run the Python source even where it was compiled.")
+    ] = False,
 ) -> None:
     """Replay a trace through the scheduling code of the cluster, without one."""
+    compiled = not interpreted and use_compiled()
     from tsukimi.simulate.config import SimulationConfig
     from tsukimi.simulate.run import run
 
@@ -76,4 +81,4 @@ def simulate(
         shm_bytes_s=shm_gbps * 1e9 / 8,
         message_s=message_ms / 1000,
     )
-    run(config, trace, speed, requests, json)
+    run(config, trace, speed, requests, json, compiled=compiled)

@@ -40,7 +40,8 @@ def to_json(result: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
 
 
-def show(result: dict[str, Any], wall_s: float, console: Console) -> None:
+def show(result: dict[str, Any], wall_s: float, how: str, console: Console) -> None:
+    """`how`: what the scheduling code was run as."""
     config = result["config"]
     title = f"{config['policy']}, {config['prefill']} prefill + {config['decode']} decode"
     console.print(title, style="bold")
@@ -58,7 +59,7 @@ def show(result: dict[str, Any], wall_s: float, console: Console) -> None:
         f"{result['failed']} failed; they count in none of the times above"
     )
     console.print(f"hit rate {result['hit_rate']:.1%} of prompt tokens; {_busy(result)}")
-    console.print(f"{result['simulated_s']:.0f} s simulated in {wall_s:.1f} s")
+    console.print(f"{result['simulated_s']:.0f} s simulated in {wall_s:.1f} s ({how})", highlight=False)
 
 
 def _busy(result: dict[str, Any]) -> str:

@@ -22,8 +22,10 @@ UPDATES = 200
 """How often the progress bar moves."""
 
 
-def run(config: SimulationConfig, trace: Path, speed: float, requests: int, json: Path | None) -> None:
-    """Shows what came of it, and writes everything to `json`. Raises Invalid."""
+def run(
+    config: SimulationConfig, trace: Path, speed: float, requests: int, json: Path | None, *, compiled: bool
+) -> None:
+    """Shows what came of it, and writes everything to `json`. `compiled`: what runs was. Raises Invalid."""
     if config.cost not in PRESETS:
         raise Invalid(
             f"no time model is called {config.cost!r}; there are {', '.join(PRESETS)}", param="cost"
@@ -33,7 +35,8 @@ def run(config: SimulationConfig, trace: Path, speed: float, requests: int, json
         cluster = SimulatedCluster(config, read_trace(trace, speed=speed, requests=requests))
         _run(cluster, Console(stderr=True))
         result = report(cluster)
-    show(result, time.perf_counter() - began, Console())
+    how = "compiled" if compiled else "interpreted; `make compiled` makes that sooner"
+    show(result, time.perf_counter() - began, how, Console())
     if json is not None:
         json.write_bytes(to_json(result))
 

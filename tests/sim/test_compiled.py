@@ -1,0 +1,52 @@
+"""What is compiled decides as its source does: the same runs, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.traces import dialogues
+from tsukimi.compiled.build import CannotCompile, build
+
+PROGRAM = """
+import sys
+from pathlib import Path
+if sys.argv[1] == "compiled":
+    from tsukimi.compiled.load import use_compiled
+    assert use_compiled()
+from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
+from tsukimi.simulate.report import report, to_json
+from tsukimi.simulate.trace import read_trace
+import shared.core.conductor as conductor
+assert conductor.__file__.endswith(".py") == (sys.argv[1] == "source")
+requests = read_trace(Path(sys.argv[2]), speed=4.0, requests=0)
+for policy in ("random", "load_balance", "cache_aware", "kvcache_centric"):
+    config = SimulationConfig(
+        prefill=3, decode=2, policy=policy, ttft_slo_s=6.0, tbt_slo_s=0.2, pool_tokens=100_000, kv_tokens=60_000,
+        inline_tokens=600, chunk_tokens=4096, max_prefills=3, keep_blocks=True,
+    )
+    cluster = SimulatedCluster(config, requests)
+    cluster.run()
+    cluster.check()
+    sys.stdout.buffer.write(to_json(report(cluster)))
+"""
+
+
+@pytest.mark.timeout(600)  # where nobody has compiled this source, it is done now
+def test_compiled_runs_are_those_of_the_source(tmp_path: Path) -> None:
+    try:
+        build()
+    except CannotCompile as e:
+        pytest.skip(f"nothing can be compiled here: {e}")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\n".join(dialogues(300)))
+    told = [
+        subprocess.run([sys.executable, "-c", PROGRAM, how, str(trace)], capture_output=True, check=True, timeout=120)
+        for how in ("source", "compiled")
+    ]
+    assert b'"rejected": 0,' not in told[0].stdout  # it was a run in which much had to be decided
+    assert told[0].stdout == told[1].stdout
