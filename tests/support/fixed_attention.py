@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape
+from shared.engine.attention.cpu import CpuAttention
 from shared.engine.attention.reference import ReferenceAttention
 
 
@@ -21,6 +22,17 @@ class FixableReference(ReferenceAttention):
 
     def fixed(self, rows: int, pages_per_sequence: int) -> AttentionBackend:
         self.made.append(rows)
+        return FixedTorch(self._shape, self._all, rows, pages_per_sequence)
+
+
+class FixableCpu(CpuAttention):
+    """Implements attention.api.FixableBackend, faster."""
+
+    def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor]) -> None:
+        super().__init__(shape, layers)
+        self._all = layers
+
+    def fixed(self, rows: int, pages_per_sequence: int) -> AttentionBackend:
         return FixedTorch(self._shape, self._all, rows, pages_per_sequence)
 
 

@@ -22,7 +22,7 @@ class LateMark:
 
 
 class LateLane:
-    """Implements staging.lanes.Lane. Work is done in order: when its mark is waited for, when computing has to wait for it
+    """Implements staging.lanes.Lane. Work is done in order: when its mark is waited for, when computing waits for it
     (the test must call `compute` before it looks at pages), or one by one with `advance`."""
 
     def __init__(self) -> None:

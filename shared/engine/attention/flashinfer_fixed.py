@@ -58,10 +58,10 @@ class FixedDecode:
     def plan(self, batch: AttentionBatch) -> None:
         """Every wrapper writes the page tables, which they share."""
         tables = PageTables(batch, self._shape.block_tokens, self._device)
-        self._positions.copy_(tables.positions, non_blocking=True)
         for reach, wrapper in self._wrappers.items():
             kind = variant(self._shape, reach, self._layers[0].dtype)
             wrapper.plan(*tables.pages, *heads(self._shape), **kind)
+        self._positions.copy_(tables.positions, non_blocking=True)
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         flashinfer.append_paged_kv_cache(

@@ -151,7 +151,7 @@ def test_nothing_is_waited_for_before_the_end_while_there_are_buffers() -> None:
     assert len(world.lane.waiting) == LAYOUT.layers
     world.lane.advance()
     world.lane.advance()
-    outgoing.publish(range(0, 1))
+    outgoing.publish(range(1))
     assert told == [0, 1]
     outgoing.settle()
     assert told == [0, 1, 2, 3, 4]

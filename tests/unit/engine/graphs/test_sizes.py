@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
-from shared.engine.graphs.sizes import capture_sizes, fitting, padded  # noqa: E402
+from shared.engine.attention.api import AttentionBatch, Span
+from shared.engine.graphs.sizes import capture_sizes, fitting, padded
 
 
 def decodes(rows: int) -> AttentionBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,70 +12,18 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from structlog.testing import capture_logs  # noqa: E402
 
-from shared.core.blocks import blocks_for  # noqa: E402
 from shared.engine import hf  # noqa: E402
-from shared.engine.attention.api import AttentionBatch, AttentionShape, Span  # noqa: E402
-from shared.engine.graphs.sizes import capture_sizes  # noqa: E402
-from shared.engine.paths.general import GeneralPath  # noqa: E402
-from shared.engine.paths.graphed import GraphedPath  # noqa: E402
 from tests.support.fixed_attention import FixableReference  # noqa: E402
 from tests.support.recorded import HostRead, Recorder, as_it_comes  # noqa: E402
 from tests.support.tiny import save_tiny  # noqa: E402
+from tests.support.twins import GARBAGE, Twins, worst  # noqa: E402
 
-BLOCK, PAGES, MOST = 4, 40, 4
-SCRAP = PAGES
-GARBAGE = 1e3
+MOST = 4
 MODELS: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {"sliding_window": 6},
     "Gemma2": {"sliding_window": 6, "query_pre_attn_scalar": 16},
 }
-
-
-class Twins:
-    """A model run with and without fixed steps, each over pages of its own, from the same beginning."""
-
-    def __init__(self, folder: Path, capture: Callable[[Any], Any]) -> None:
-        cpu = torch.device("cpu")
-        self.model = hf.load_model(folder, torch.float32, cpu)
-        seen = hf.probe(self.model)
-        shape = AttentionShape(
-            seen.query_heads, seen.kv_heads, seen.head_dim, BLOCK, seen.scale, seen.reaches
-        )
-        size = (PAGES + 1, 2, BLOCK, seen.kv_heads, seen.head_dim)
-        self.layers, self.plain_layers = (
-            [torch.full(size, GARBAGE) for _ in range(seen.layers)] for _ in range(2)
-        )
-        self.backend = FixableReference(shape, self.layers)
-        self.graphed = GraphedPath(self.model, self.backend, SCRAP, seen.layers)
-        self.progress: list[float] = []
-        self.capture = capture(cpu)
-        self.graphed.capture(capture_sizes(MOST), 10, self.capture, self.progress.append)
-        self.as_captured = [layer.clone() for layer in self.layers]
-        self.plain = GeneralPath(self.model, FixableReference(shape, self.plain_layers))
-
-    def run(self, spans: list[tuple[int, int, tuple[int, ...]]], told: list[int] | None = None) -> Any:
-        """One step over (start, end, pages) of each sequence with made-up tokens: logits of both."""
-        row, packed = 0, []
-        for start, end, pages in spans:
-            packed.append(Span(start, end, pages[: blocks_for(end, BLOCK)], row))
-            row += end - start
-        batch = AttentionBatch(tuple(packed))
-        ids = torch.tensor([(7 * p + 13 * s.pages[0]) % 300 + 1 for s in packed for p in range(s.start, s.end)])
-        keep = torch.arange(row)
-        with torch.inference_mode():
-            after = None if told is None else told.append
-            return self.graphed.logits(batch, ids, keep, after), self.plain.logits(batch, ids, keep, None)
-
-    def spoil(self) -> None:
-        """All pages are full of garbage again."""
-        for layer in (*self.layers, *self.plain_layers):
-            layer.fill_(GARBAGE)
-
-    def same_pages(self) -> bool:
-        """All but the scrap page, to the bit (garbage included), up to rounding where KV was computed."""
-        pairs = zip(self.layers, self.plain_layers, strict=True)
-        return all(torch.allclose(a[:PAGES], b[:PAGES], rtol=1e-4, atol=1e-4) for a, b in pairs)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,7 +42,7 @@ def capture(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="module", params=list(MODELS))
 def captured(request: pytest.FixtureRequest, capture: Any, tmp_path_factory: pytest.TempPathFactory) -> Twins:
     folder = tmp_path_factory.mktemp("model")
-    return Twins(save_tiny(folder, request.param, **MODELS[request.param]), capture)
+    return Twins(save_tiny(folder, request.param, **MODELS[request.param]), capture, FixableReference)
 
 
 @pytest.fixture
@@ -104,9 +52,7 @@ def twins(captured: Twins) -> Twins:
 
 
 def assert_same(pair: tuple[Any, Any]) -> None:
-    graphed, plain = pair
-    assert graphed.shape == plain.shape
-    assert float((graphed - plain).abs().max()) < 1e-3 * max(1.0, float(plain.abs().max()))
+    assert worst(pair) < 1e-4
 
 
 def test_decoding_over_page_boundaries_in_batches_that_change(twins: Twins) -> None:
@@ -118,7 +64,7 @@ def test_decoding_over_page_boundaries_in_batches_that_change(twins: Twins) -> N
         for i in batch:
             lengths[i] += 1
         assert twins.same_pages()
-    assert max(lengths) > 2 * BLOCK
+    assert max(lengths) > 2 * twins.block
 
 
 def test_prompts_and_batches_beyond_the_largest_are_computed_as_they_come(twins: Twins) -> None:
@@ -131,15 +77,14 @@ def test_prompts_and_batches_beyond_the_largest_are_computed_as_they_come(twins:
 
 def test_capturing_writes_only_the_scrap_page(captured: Twins) -> None:
     for layer in captured.as_captured:
-        assert bool((layer[:PAGES] == GARBAGE).all())
-        assert bool((layer[SCRAP, :, 0] != GARBAGE).any())
+        assert bool((layer[: captured.pages] == GARBAGE).all())
+        assert bool((layer[captured.scrap, :, 0] != GARBAGE).any())
 
 
 def test_padding_writes_only_the_scrap_page(twins: Twins) -> None:
     twins.run([(0, 1, (5,)), (0, 1, (9,)), (0, 1, (2,))])
+    assert twins.touched() == [{5, 9, 2}] * len(twins.layers)
     for layer in twins.layers:
-        touched = {page for page in range(PAGES) if bool((layer[page] != GARBAGE).any())}
-        assert touched == {5, 9, 2}
         assert bool((layer[[5, 9, 2], :, 1:] == GARBAGE).all())
 
 
@@ -157,7 +102,7 @@ def test_logits_outlive_the_next_step(twins: Twins) -> None:
 
 
 def test_the_largest_is_captured_first_and_progress_told(tmp_path: Path) -> None:
-    twins = Twins(save_tiny(tmp_path), as_it_comes)
+    twins = Twins(save_tiny(tmp_path), as_it_comes, FixableReference)
     assert twins.backend.made == [4, 2, 1]
     assert twins.graphed.captured == (1, 2, 4)
     assert twins.progress == [0.0, 1 / 3, 2 / 3]
@@ -193,7 +138,7 @@ def test_what_cannot_be_captured_is_warned_of_once_and_computed_as_it_comes(
     errors: tuple[BaseException | None, ...], captured: tuple[int, ...], tmp_path: Path
 ) -> None:
     with capture_logs() as logs:
-        twins = Twins(save_tiny(tmp_path), failing(*errors))
+        twins = Twins(save_tiny(tmp_path), failing(*errors), FixableReference)
     assert twins.graphed.captured == captured
     (warning,) = (entry for entry in logs if entry["log_level"] == "warning")
     assert "room" in warning["reason"]
@@ -212,7 +157,7 @@ def test_a_model_that_waits_for_the_device_is_not_captured(tmp_path: Path, monke
 
     monkeypatch.setattr(hf, "forward", waits)
     with capture_logs() as logs:
-        twins = Twins(save_tiny(tmp_path), Recorder)
+        twins = Twins(save_tiny(tmp_path), Recorder, FixableReference)
     assert twins.graphed.captured == ()
     assert HostRead.__name__ in logs[0]["reason"]
     assert_same(twins.run([(0, 1, (4,))]))

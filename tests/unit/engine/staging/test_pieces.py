@@ -9,7 +9,7 @@ from shared.engine.staging.pieces import Piece, pieces
 
 
 def test_layers_go_together_where_they_fit() -> None:
-    assert list(pieces(range(0, 5), 3, 7)) == [Piece(0, 2, 0, 3), Piece(2, 4, 0, 3), Piece(4, 5, 0, 3)]
+    assert list(pieces(range(5), 3, 7)) == [Piece(0, 2, 0, 3), Piece(2, 4, 0, 3), Piece(4, 5, 0, 3)]
 
 
 def test_a_layer_that_does_not_fit_is_cut() -> None:

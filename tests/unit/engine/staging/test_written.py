@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.core.blocks import blocks_for  # noqa: E402
-from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
-from shared.engine.staging.written import Written, written  # noqa: E402
+from shared.core.blocks import blocks_for
+from shared.engine.attention.api import AttentionBatch, Span
+from shared.engine.staging.written import Written, written
 
 BLOCK = 8
 
