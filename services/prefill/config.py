@@ -21,6 +21,8 @@ STAGED_STEP_TOKENS = 8192
 class Config(NodeConfig, frozen=True, kw_only=True):
     max_running: Count = 4
     """Prompts that hold pages and load or compute; the others wait in line."""
+    graph_rows: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """As of a decode node; prompts are never captured, so there is nothing to gain here."""
     chunk_tokens: Annotated[int, Meta(ge=0)] = 0
     """Most prompt tokens of one engine step; 0: 512, or 8192 with stages, so that the pipeline stays full."""
     stages: Count = 1

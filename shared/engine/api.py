@@ -26,6 +26,10 @@ class EngineConfig(Struct, frozen=True):
     """Separates namespaces, e.g. of tenants."""
     backend: str = "auto"
     """What computes: auto, cpu, flashinfer; more in hardware.BACKENDS."""
+    graph_rows: int = 64
+    """Sequences of the largest decode step that is captured as a CUDA graph; 0: none is. On GPUs only."""
+    staging_bytes: int = 64 << 20
+    """Page-locked host memory that KV passes through between a GPU and the shared memory."""
     stages: int = 1
     """Processes that each compute a part of the layers; `threads` each."""
     piece_tokens: int = 256

@@ -12,6 +12,7 @@ from shared.engine.attention.api import AttentionBackend, AttentionShape
 from shared.engine.attention.cpu import CpuAttention
 from shared.engine.attention.native import NativeAttention, computes
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.graphs.capture import Capture, CudaCapture
 from shared.engine.native.build import cpu_flags
 from shared.engine.native.kernels import Kernels, kernels
 from shared.protocol.errors import Invalid
@@ -29,6 +30,8 @@ class Hardware(Struct, frozen=True):
     backend: Build
     mirrored: bool = False
     """KV pages live on the device, and the shared memory mirrors them."""
+    capture: Callable[[torch.device], Capture] | None = None
+    """What decode steps are captured with; the backend is a FixableBackend then. None: they are not."""
     kernels: Kernels | None = None
     """What the lean path runs on; None: all models take the general path."""
 
@@ -84,4 +87,4 @@ def _flashinfer(dtype: str) -> Hardware:
     from shared.engine.attention.flashinfer import FlashInferAttention
 
     dtype = "bfloat16" if dtype == "auto" else dtype
-    return Hardware(torch.device("cuda"), dtype, FlashInferAttention, mirrored=True)
+    return Hardware(torch.device("cuda"), dtype, FlashInferAttention, mirrored=True, capture=CudaCapture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from shared.engine import hf, servable
 from shared.engine.api import EngineConfig
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
 from shared.engine.grammar import Follower, file_tokenizer
+from shared.engine.graphs.sizes import capture_sizes
 from shared.engine.hardware import Hardware, choose
-from shared.engine.paged import DTYPES, MirroredPages, Pages, SharedPages
+from shared.engine.mirrored import MirroredPages
+from shared.engine.paged import DTYPES, Outgoing, Pages, SharedPages
 from shared.engine.paths import lean
 from shared.engine.paths.api import AfterLayer, Forward
 from shared.engine.paths.general import GeneralPath
+from shared.engine.paths.graphed import GraphedPath
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.group import start_group
 from shared.engine.sampler import Sampler
@@ -98,10 +102,16 @@ class ModelEngine:
             config.kv_bytes // layout.block_bytes,
             progress=lambda done, total: progress("touching the KV pages", 0.5 + 0.4 * done / total),
         )
-        pages: Pages = MirroredPages(arena, hardware.device) if hardware.mirrored else SharedPages(arena)
+        pages: Pages = (
+            MirroredPages(arena, hardware.device, config.staging_bytes)
+            if hardware.mirrored
+            else SharedPages(arena)
+        )
         forward = _forward(config, folder, model, attention, arena, pages, hardware)
+        if isinstance(forward, GraphedPath):
+            _capture(forward, config, spec, arena, hardware, progress)
         engine = cls(spec, arena, pages, forward)
-        progress("trying one token", 0.9)
+        progress("trying one token", 0.95)
         try:
             engine._require_sound()
         except BaseException:
@@ -143,9 +153,12 @@ class ModelEngine:
                 sequence.attempt, span.pages, blocks_for(span.start, self.spec.layout.block_tokens)
             )
         sampled = [i for i, sequence in enumerate(sequences) if sequence.sample is not None]
+        outgoing = self._pages.outgoing(batch)
         with torch.inference_mode():
-            logits = self._logits(sequences, batch, [batch.spans[i].rows.stop - 1 for i in sampled], on_layer)
+            keep = [batch.spans[i].rows.stop - 1 for i in sampled]
+            logits = self._logits(sequences, batch, keep, outgoing, on_layer)
             results = self._sampler.sample(logits, [sequences[i] for i in sampled]) if sampled else []
+            outgoing.settle()
         told = iter(results)
         return [SequenceResult(s.attempt) if s.sample is None else next(told) for s in sequences]
 
@@ -154,29 +167,21 @@ class ModelEngine:
         sequences: Sequence[SequenceStep],
         batch: AttentionBatch,
         keep: list[int],
+        outgoing: Outgoing,
         on_layer: OnLayer | None,
     ) -> torch.Tensor:
         ids = [token for sequence in sequences for token in unpack_tokens(sequence.token_ids)]
-        written = _written(batch, self.spec.layout.block_tokens)
-
-        kept = torch.tensor(keep, dtype=torch.long)
         logits = self._forward.logits(
-            batch, torch.tensor(ids, dtype=torch.long), kept, self._publishing(on_layer, written)
+            batch,
+            torch.tensor(ids, dtype=torch.long),
+            torch.tensor(keep, dtype=torch.long),
+            _publishing(outgoing, on_layer),
         )
         if on_layer is None:
-            self._pages.publish(0, self.spec.layout.layers - 1, written)
+            outgoing.publish(range(self.spec.layout.layers))
+        else:
+            outgoing.settle()  # before sampling waits for the device: whoever asked is to hear of layers as they come
         return logits
-
-    def _publishing(self, on_layer: OnLayer | None, written: Sequence[int]) -> AfterLayer | None:
-        """What a layer's end is told to, if anybody wants to know of each."""
-        if on_layer is None:
-            return None
-
-        def after_layer(layer: int) -> None:
-            self._pages.publish(layer, layer, written)
-            on_layer(layer)
-
-        return after_layer
 
     def _require_sound(self) -> None:
         step = SequenceStep("warm-up", 0, 1, bytes(4), (0,), SamplingParams(temperature=0.0))
@@ -206,9 +211,11 @@ def _pack(sequences: Sequence[SequenceStep], block_tokens: int) -> AttentionBatc
     return AttentionBatch(tuple(spans))
 
 
-def _written(batch: AttentionBatch, block_tokens: int) -> list[int]:
-    """The pages that a step writes into."""
-    return [page for span in batch.spans for page in span.pages[span.start // block_tokens :]]
+def _publishing(outgoing: Outgoing, on_layer: OnLayer | None) -> AfterLayer | None:
+    """What a layer's end is told to, if anybody wants to know of each."""
+    if on_layer is None:
+        return None
+    return lambda layer: outgoing.publish(range(layer, layer + 1), partial(on_layer, layer))
 
 
 def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVLayout:
@@ -251,7 +258,27 @@ def _forward(
         return start_group(config, folder, model, shape, arena, pages.layers, hardware.kernels)
     if fits and hardware.kernels is not None:
         return LeanPath(model, shape, pages.layers, hardware.kernels)
-    return GeneralPath(model, hardware.backend(shape, pages.layers))
+    backend = hardware.backend(shape, pages.layers)
+    if hardware.capture is None or pages.scrap is None or config.graph_rows == 0:
+        return GeneralPath(model, backend)
+    return GraphedPath(model, backend, pages.scrap, seen.layers)
+
+
+def _capture(
+    path: GraphedPath,
+    config: EngineConfig,
+    spec: ModelSpec,
+    arena: Arena,
+    hardware: Hardware,
+    progress: Progress,
+) -> None:
+    assert hardware.capture is not None
+    path.capture(
+        capture_sizes(config.graph_rows),
+        min(blocks_for(spec.context_tokens, config.block_tokens), arena.pages),
+        hardware.capture(hardware.device),
+        lambda done: progress("capturing decode steps", 0.9 + 0.05 * done),
+    )
 
 
 def _spec(found: ModelPath, config: Any, layout: KVLayout, salt: str) -> ModelSpec:

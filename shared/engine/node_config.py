@@ -27,6 +27,11 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     """Separates KV namespaces, e.g. of tenants; the same on all nodes."""
     backend: str = "auto"
     """Attention backend: auto, cpu, flashinfer."""
+    graph_rows: Annotated[int, Meta(ge=0, le=1024)] = 64
+    """On a GPU: sequences of the largest decode step that is captured as a CUDA graph, at start; larger ones are launched
+    kernel by kernel. 0: all are."""
+    staging_bytes: Annotated[int, Meta(ge=1 << 20)] = 64 << 20
+    """On a GPU: page-locked host memory that KV passes through to and from the shared memory."""
     max_waiting: Count = 256
     """Requests beyond the running ones that are taken in; more are refused as overloaded."""
     eviction: str = "lru"
@@ -49,4 +54,6 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
             threads=self.threads,
             salt=self.salt,
             backend=self.backend,
+            graph_rows=self.graph_rows,
+            staging_bytes=self.staging_bytes,
         )

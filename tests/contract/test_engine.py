@@ -64,12 +64,30 @@ def _mirrored(folder: Path) -> Engine:
     )
 
 
+def _captured(folder: Path) -> Engine:
+    """As mirrored, with decode steps of up to six sequences captured: replayed as recorded, like CUDA graphs."""
+    torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+    from shared.engine.hardware import Hardware
+    from shared.engine.model import ModelEngine
+    from tests.support.fixed_attention import FixableCpu
+    from tests.support.recorded import Recorder
+    from tests.support.tiny import save_tiny
+
+    model = str(save_tiny(folder, max_position_embeddings=512))
+    config = EngineConfig(model, kv_bytes=32 * MB, threads=1, graph_rows=6)
+    hardware = Hardware(torch.device("cpu"), "float32", FixableCpu, mirrored=True, capture=Recorder)
+    engine = ModelEngine.load(config, _quiet, hardware)
+    assert engine._forward.captured == (1, 2, 4, 6)  # type: ignore[attr-defined]
+    return engine
+
+
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "toy": _toy,
     "cpu": _tiny,
     "stages": _staged,
     "reference": _reference,
     "mirrored": _mirrored,
+    "captured": _captured,
 }
 
 

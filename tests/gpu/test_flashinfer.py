@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
-if not torch.cuda.is_available():
-    pytest.skip("there is no GPU here", allow_module_level=True)
 pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (extra `gpu`)")
 
 from shared.engine.api import Engine, EngineConfig  # noqa: E402
@@ -20,8 +18,6 @@ from shared.engine.load import load_engine  # noqa: E402
 from tests.support.attention import Bench, new_layers  # noqa: E402
 from tests.support.sequences import Sequences  # noqa: E402
 from tests.support.tiny import save_tiny  # noqa: E402
-
-pytestmark = pytest.mark.gpu
 
 TOLERANCE = 2e-2
 PAGES = 200

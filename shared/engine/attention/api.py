@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from msgspec import Struct
@@ -101,4 +101,16 @@ class AttentionBackend(Protocol):
 
     def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Attention of queries [tokens, query_heads, head_dim] over the layer's pages, the appended rows included."""
+        ...
+
+
+@runtime_checkable
+class FixableBackend(AttentionBackend, Protocol):
+    """One that can also keep the plans of decode steps in fixed memory, for steps that are captured and repeated."""
+
+    def fixed(self, rows: int, pages_per_sequence: int) -> AttentionBackend:
+        """A backend over the same pages, for steps of exactly `rows` sequences that compute one token each and have at
+        most so many pages each. Whatever differs between two of its plans lies in memory that stays where it is: work
+        on the device that append and run gave it after one plan computes another step when it is repeated after
+        another plan."""
         ...

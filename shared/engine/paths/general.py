@@ -24,7 +24,7 @@ class GeneralPath:
         device = self._model.device
         self._backend.plan(batch)
         positions = torch.tensor(list(batch.positions()), dtype=torch.long)
-        step = _Step(self._backend, after_layer)
+        step = Attending(self._backend, after_layer)
         return hf.forward(self._model, token_ids.to(device), positions.to(device), keep.to(device), step)
 
     def fault(self) -> str:
@@ -34,10 +34,10 @@ class GeneralPath:
         """Nothing to end."""
 
 
-class _Step:
-    """One forward pass: what every layer calls instead of its own attention."""
+class Attending:
+    """One forward pass over a planned step: what every layer calls instead of its own attention."""
 
-    def __init__(self, backend: AttentionBackend, after_layer: AfterLayer | None) -> None:
+    def __init__(self, backend: AttentionBackend, after_layer: AfterLayer | None = None) -> None:
         self._backend = backend
         self._after_layer = after_layer
 

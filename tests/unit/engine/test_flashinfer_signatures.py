@@ -13,8 +13,9 @@ flashinfer: Any = pytest.importorskip("flashinfer", reason="flashinfer-python is
 
 from msgspec.structs import replace  # noqa: E402
 
-from shared.engine.attention.api import AttentionBatch, AttentionShape, Reach, Span  # noqa: E402
+from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Reach, Span  # noqa: E402
 from shared.engine.attention.flashinfer import FlashInferAttention  # noqa: E402
+from shared.engine.graphs.sizes import padded  # noqa: E402
 
 SHAPE = AttentionShape(query_heads=9, kv_heads=3, head_dim=64, block_tokens=16, scale=0.125)
 PROMPT = Span(0, 20, (4, 7), 0)
@@ -106,12 +107,25 @@ def test_layers_that_see_differently_far_are_planned_apart(calls: list[Bound], s
         forward(attention, span.tokens, layer)
 
 
+def test_a_step_for_a_capture(calls: list[Bound]) -> None:
+    attention = backend().fixed(4, 8)
+    made = calls[-1].arguments
+    assert calls[-1].name.startswith("BatchDecode")
+    assert made["use_cuda_graph"] is True
+    assert len(made["paged_kv_last_page_len_buffer"]) == 4
+    attention.plan(padded(AttentionBatch((DECODE,)), 4, 7))
+    forward(attention, 4)
+    assert [c.name.rpartition(".")[2] for c in calls[-3:]] == ["plan", "append_paged_kv_cache", "run"]
+    assert calls[-3].arguments["indptr"].tolist() == [0, 4, 5, 6, 7]
+    assert calls[-2].arguments["kv_indices"] is made["paged_kv_indices_buffer"]
+
+
 def backend(*reaches: Reach) -> FlashInferAttention:
     pages = torch.zeros(10, 2, 16, 3, 64, dtype=torch.bfloat16)
     return FlashInferAttention(replace(SHAPE, reaches=reaches), [pages] * max(1, len(reaches)))
 
 
-def forward(attention: FlashInferAttention, tokens: int, layer: int = 0) -> None:
+def forward(attention: AttentionBackend, tokens: int, layer: int = 0) -> None:
     keys = torch.zeros(tokens, 3, 64, dtype=torch.bfloat16)
     attention.append(layer, keys, keys)
     queries = torch.zeros(tokens, 9, 64, dtype=torch.bfloat16)

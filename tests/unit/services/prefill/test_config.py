@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from services.decode.config import Config as DecodeConfig
 from services.prefill.config import Config
 
 
@@ -24,3 +26,16 @@ def test_the_engine_is_told_of_its_stages() -> None:
     engine = Config(model="m", stages=3, piece_tokens=99, threads=2).engine()
     assert (engine.model, engine.stages, engine.piece_tokens, engine.threads) == ("m", 3, 99, 2)
     assert Config().engine().stages == 1
+
+
+def test_decode_steps_are_captured_on_decode_nodes_alone_unless_told() -> None:
+    assert Config().engine().graph_rows == 0
+    assert Config(graph_rows=8).engine().graph_rows == 8
+    decode = DecodeConfig(staging_bytes=1 << 21).engine()
+    assert (decode.graph_rows, decode.staging_bytes) == (64, 1 << 21)
+
+
+@pytest.mark.parametrize("wrong", [{"graph_rows": "-1"}, {"graph_rows": "1025"}, {"staging_bytes": "1000"}])
+def test_what_can_never_work_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wrong, DecodeConfig, strict=False)

@@ -1,0 +1,163 @@
+"""Decode steps over fixed memory, each size captured once and launched as a whole; all other steps as they come.
+
+A captured step reads token ids, positions, page tables and the like where they were when it was captured. So before each
+launch they are written there, the attention's plan included, and rows that the step lacks are padded.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+import torch
+from torch.nn.functional import pad
+
+from shared.engine import hf
+from shared.engine.attention.api import AttentionBackend, AttentionBatch, FixableBackend
+from shared.engine.attention.uploads import pinned, upload
+from shared.engine.graphs.capture import Capture
+from shared.engine.graphs.sizes import fitting, padded
+from shared.engine.paths.api import AfterLayer
+from shared.engine.paths.general import Attending, GeneralPath
+
+log = structlog.get_logger(__name__)
+
+
+class GraphedPath:
+    """Implements paths.api.Forward for any decoder-only model whose layers launch the same work whatever the tokens."""
+
+    def __init__(self, model: Any, backend: AttentionBackend, scrap: int, layers: int) -> None:
+        """Nothing is captured before `capture`. `scrap`: a page that no sequence has."""
+        assert isinstance(backend, FixableBackend)
+        self._model = model
+        self._backend = backend
+        self._eager = GeneralPath(model, backend)
+        self._scrap = scrap
+        self._layer_count = layers
+        self._steps: dict[int, _FixedStep] = {}
+
+    def capture(
+        self,
+        sizes: Sequence[int],
+        pages_per_sequence: int,
+        capture: Capture,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Capture steps of these sizes. A size that there is no memory for is left out; whatever else goes wrong would
+        again with the next size, and ends it. Either is warned of once, and such steps are computed as without."""
+        inputs = _Inputs(max(sizes), self._model)
+        lacking = ""
+        gc.collect()  # here, not in the midst of a capture
+        for done, rows in enumerate(sorted(sizes, reverse=True)):
+            progress(done / len(sizes))
+            try:
+                step = _FixedStep(self._model, self._backend.fixed(rows, pages_per_sequence), inputs, rows)
+                step.set(padded(AttentionBatch(()), rows, self._scrap), torch.empty(0, dtype=torch.long))
+                step.capture(capture)
+            except Exception as e:  # whatever it is: without captures a step is slower, not wrong
+                causes = _causes(e)
+                lacking = lacking or f"{rows} rows: {', after '.join(f'{type(c).__name__}: {c}' for c in causes)}"
+                if any(isinstance(cause, torch.OutOfMemoryError) for cause in causes):
+                    continue
+                break
+            self._steps[rows] = step
+        self._steps = dict(sorted(self._steps.items()))
+        if lacking:
+            log.warning("decode_steps_not_captured", reason=lacking, captured=list(self._steps))
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The sizes, ascending."""
+        return tuple(self._steps)
+
+    def logits(
+        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+    ) -> torch.Tensor:
+        rows = fitting(batch, self.captured)
+        if rows is None:
+            return self._eager.logits(batch, token_ids, keep, after_layer)
+        step = self._steps[rows]
+        step.set(padded(batch, rows, self._scrap), token_ids)
+        kept = upload(keep, self._model.device)
+        step.launch()
+        if after_layer is not None:
+            for layer in range(self._layer_count):
+                after_layer(layer)
+        return step.logits[kept]
+
+    def fault(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._steps.clear()
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and those before it: a capture that is ended in the midst of one says only that it was."""
+    found: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None:
+        found.append(at)
+        at = at.__context__
+    return found
+
+
+class _Inputs:
+    """Memory that all sizes share: only one step runs at a time."""
+
+    def __init__(self, rows: int, model: Any) -> None:
+        self.token_ids = torch.zeros(rows, dtype=torch.long, device=model.device)
+        self.positions = torch.zeros(rows, dtype=torch.long, device=model.device)
+        self.all_rows = torch.arange(rows, device=model.device)
+        self.logits: torch.Tensor | None = None
+        """[rows, vocab]; made by the first step that is run."""
+
+
+class _FixedStep:
+    """A decode step of so many rows, in fixed memory."""
+
+    def __init__(self, model: Any, backend: AttentionBackend, inputs: _Inputs, rows: int) -> None:
+        self._model = model
+        self._backend = backend
+        self._inputs = inputs
+        self._rows = rows
+        self._launch: Callable[[], None] = self._run
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Of each row, until the next step is launched."""
+        assert self._inputs.logits is not None
+        return self._inputs.logits[: self._rows]
+
+    def set(self, batch: AttentionBatch, token_ids: torch.Tensor) -> None:
+        """What the next launch computes; the rows behind the token ids are padding."""
+        device, inputs = self._model.device, self._inputs
+        ids = pad(token_ids, (0, self._rows - len(token_ids)))
+        positions = pinned(list(batch.positions()), torch.long, device)
+        inputs.token_ids[: self._rows].copy_(upload(ids, device))
+        inputs.positions[: self._rows].copy_(upload(positions, device))
+        self._backend.plan(batch)
+
+    def capture(self, capture: Capture) -> None:
+        with torch.inference_mode():
+            if self._inputs.logits is None:
+                self._inputs.logits = torch.empty_like(self._forward())
+            self._launch = capture(self._run)
+
+    def launch(self) -> None:
+        self._launch()
+
+    def _run(self) -> None:
+        self.logits.copy_(self._forward())
+
+    def _forward(self) -> torch.Tensor:
+        rows, inputs = slice(0, self._rows), self._inputs
+        return hf.forward(
+            self._model,
+            inputs.token_ids[rows],
+            inputs.positions[rows],
+            inputs.all_rows[rows],
+            Attending(self._backend),
+        )
