@@ -9,7 +9,7 @@ from shared.engine.attention.api import AttentionBatch, Span
 
 def capture_sizes(largest: int) -> tuple[int, ...]:
     """Ascending, `largest` the last: few, since each costs start-up time and memory, and near enough to each other that
-    from 8 rows on at most a third of a step is padding: powers of two, from 16 on also the middles between them."""
+    from 8 rows on at most two fifths of a step are padding: powers of two, from 16 on also the middles between them."""
     sizes = set()
     power = 1
     while power < largest:

@@ -33,7 +33,7 @@ def test_a_step_takes_the_smallest_capture_that_holds_it(largest: int, data: st.
     assert size is not None
     assert rows <= size <= largest
     assert not any(rows <= other < size for other in sizes)
-    assert rows < 8 or size - rows <= size / 3
+    assert rows < 8 or size - rows <= 0.4 * size
 
 
 def test_what_is_not_captured() -> None:
