@@ -9,12 +9,12 @@ from shared.engine.attention.api import AttentionBatch, Span
 
 def capture_sizes(largest: int) -> tuple[int, ...]:
     """Ascending, `largest` the last: few, since each costs start-up time and memory, and near enough to each other that
-    from 8 rows on at most two fifths of a step are padding: powers of two, from 16 on also the middles between them."""
+    from 8 rows on at most a third of a step is padding: powers of two, from 8 on also the middles between them."""
     sizes = set()
     power = 1
     while power < largest:
         sizes.add(power)
-        if power >= 16 and power * 3 // 2 < largest:
+        if power >= 8 and power * 3 // 2 < largest:
             sizes.add(power * 3 // 2)
         power *= 2
     return tuple(sorted(sizes | {largest})) if largest > 0 else ()
