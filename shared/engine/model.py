@@ -16,7 +16,7 @@ from shared.core.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.dataplane.arena import Arena
 from shared.engine import hf, servable
-from shared.engine.api import EngineConfig
+from shared.engine.api import EngineConfig, EngineLost
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
 from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.graphs.sizes import capture_sizes
@@ -74,6 +74,7 @@ class ModelEngine:
         self._forward = forward
         self._sampler = Sampler(_follower(spec))
         self._closed = False
+        self._lost = ""
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress, hardware: Hardware | None = None) -> ModelEngine:
@@ -123,14 +124,18 @@ class ModelEngine:
     def run(self, sequences: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[SequenceResult]:
         errors = [refusal(sequence, self.spec, self.store.pages) for sequence in sequences]
         good = [sequence for sequence, error in zip(sequences, errors, strict=True) if not error]
-        done = iter(self._run(good, on_layer))
+        try:
+            done = iter(self._run(good, on_layer))
+        except torch.AcceleratorError as e:  # every later call on the device fails too
+            self._lost = f"the device failed: {e}"
+            raise EngineLost(self._lost) from e
         return [
             SequenceResult(sequence.attempt, error=error) if error else next(done)
             for sequence, error in zip(sequences, errors, strict=True)
         ]
 
     def fault(self) -> str:
-        return "" if self._closed else self._forward.fault()
+        return "" if self._closed else self._lost or self._forward.fault()
 
     def close(self) -> None:
         """Idempotent. The engine cannot run afterwards."""
