@@ -18,7 +18,7 @@ from typing import Any
 from shared.core import request_events as ev
 from shared.core.attempt import prefill_job, reserve_request
 from shared.core.blame import blame
-from shared.core.choice import Choice
+from shared.core.choice_state import ChoiceState
 from shared.core.machine import Command, Event
 from shared.core.patience import FINAL
 from shared.core.worker import BusFound, BusLost, Ticked
@@ -33,7 +33,7 @@ class InvalidTransition(Exception):
     """The shell broke the contract; the message tells the request's story."""
 
 
-class RequestMachine(Choice):
+class RequestMachine(ChoiceState):
     """Gives every token of one choice once and in order through Deliver, then exactly one Finish or Fail (none when
     the client left). Late and repeated events are harmless. Not concurrent."""
 

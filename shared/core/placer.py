@@ -11,7 +11,8 @@ from shared.core.blocks import blocks_for, reusable_blocks
 from shared.core.conductor_events import ConductorConfig
 from shared.core.decode_choice import Decoder, InlineRule, choose_decoder, predicted_tbt_s
 from shared.core.index import BlockIndex, Match
-from shared.core.placement import Candidate, Choice, PlaceView, Policy
+from shared.core.place_view import Candidate, Choice, PlaceView
+from shared.core.placement import Policy
 from shared.core.roster import Peer, Roster, Team, usable
 from shared.core.sources import best_cache, pool_for, sources_for
 from shared.protocol.errors import Overloaded, TooLarge, TsukimiError, Unavailable

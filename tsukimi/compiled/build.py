@@ -56,7 +56,7 @@ def build() -> Path:
 
 def _require() -> None:
     if importlib.util.find_spec("mypyc") is None:
-        raise CannotCompile("mypyc is not installed: pip install 'tsukimi[compiled]'")
+        raise CannotCompile("mypyc is not installed: pip install 'mypy[mypyc]'")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise CannotCompile("Python's header files are not installed: apt-get install python3-dev")

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from shared.core.cost import prefill_s, transfer_s
 from shared.core.links import Links
+from shared.core.place_view import Candidate, Choice, PlaceView
 from shared.core.placement import (
     POLICIES,
-    Candidate,
-    Choice,
     KVCacheCentric,
-    PlaceView,
     PolicyOptions,
     policy_named,
 )

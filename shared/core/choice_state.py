@@ -18,7 +18,7 @@ from shared.protocol.ids import AttemptId, NodeId, attempt_id
 Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
 
 
-class Choice:
+class ChoiceState:
     """State of core.lifecycle.RequestMachine, whose `handle` alone changes it."""
 
     def __init__(self, spec: ev.ChoiceSpec, config: ev.LifecycleConfig | None = None) -> None:
