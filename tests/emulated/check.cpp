@@ -48,35 +48,34 @@ struct Tally {
 
 static const char* const KINDS[] = {"fp32", "bf16", "pairs"};
 
-static bool products(const Library& lib, int kind) {
+static bool products(const Library& lib, int kind, bool normed) {
   const int shapes[][2] = {{1, 2}, {16, 8}, {33, 30}, {64, 800}, {130, 420}, {300, 64}};
-  Tally tally{kind == FLOATS ? "products, fp32 weights" : kind == BF16 ? "products, bf16 weights" : "products, pairs"};
+  std::string what = std::string(normed ? "products of norms, " : "products, ") + KINDS[kind] + " weights";
+  Tally tally{what.c_str()};
   Random random{1};
   for (auto [outputs, inputs] : shapes)
     for (int rows : {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25, 40, 400}) {
       if (rows == 400 && inputs > 64) continue;
-      for (bool normed : {false, true}) {
-        Doubles w = random.numbers(size_t(outputs) * inputs, kind != FLOATS), x = random.numbers(size_t(rows) * inputs, false);
-        Doubles weight = random.numbers(inputs, false);
-        Packed packed(lib, kind, w, outputs, inputs);
-        Floats from = floats_of(x), weights = floats_of(weight), y(size_t(rows) * outputs + 64, 7), space(from.size());
-        int threads = 1 + rows % 2;
-        lib.head(threads, kind, from.data(), normed ? weights.data() : nullptr, 1e-5f, rows, inputs, packed.data(), outputs,
-                 space.data(), y.data());
-        for (int r = 0; normed && r < rows; r++) norm(&x[size_t(r) * inputs], weight.data(), 1e-5f, inputs);
-        for (double& v : x) v = kind == PAIRS ? held(v, true) : v;
-        std::string which = std::to_string(rows) + " rows, " + std::to_string(inputs) + " to " + std::to_string(outputs);
-        // Next to a border between two bf16 a norm may come out as either.
-        double allowed = kind == PAIRS && normed ? 4e-3 : 1e-6 * std::sqrt(inputs);
-        tally.compare(which, y.data(), product(x, w, rows, inputs, outputs), allowed);
-        for (int i = 0; i < 64; i++) tally.require(y[size_t(rows) * outputs + i] == 7, which + ": wrote behind its end");
-        Floats alone(outputs);
-        int last = rows - 1;
-        lib.head(1, kind, from.data() + size_t(last) * inputs, normed ? weights.data() : nullptr, 1e-5f, 1, inputs,
-                 packed.data(), outputs, space.data(), alone.data());
-        bool same = !memcmp(alone.data(), &y[size_t(last) * outputs], outputs * sizeof(float));
-        tally.require(same, which + ": the last row alone differs");
-      }
+      Doubles w = random.numbers(size_t(outputs) * inputs, kind != FLOATS), x = random.numbers(size_t(rows) * inputs, false);
+      Doubles weight = random.numbers(inputs, false);
+      Packed packed(lib, kind, w, outputs, inputs);
+      Floats from = floats_of(x), weights = floats_of(weight), y(size_t(rows) * outputs + 64, 7), space(from.size());
+      auto head = [&](int threads, int first, int some, float* to) {
+        lib.head(threads, kind, &from[size_t(first) * inputs], normed ? weights.data() : nullptr, 1e-5f, some, inputs,
+                 packed.data(), outputs, space.data(), to);
+      };
+      head(1 + rows % 2, 0, rows, y.data());
+      for (int r = 0; normed && r < rows; r++) norm(&x[size_t(r) * inputs], weight.data(), 1e-5f, inputs);
+      for (double& v : x) v = kind == PAIRS ? held(v, true) : v;
+      std::string which = std::to_string(rows) + " rows, " + std::to_string(inputs) + " to " + std::to_string(outputs);
+      // Next to a border between two bf16 a norm may come out as either.
+      double allowed = kind == PAIRS && normed ? 4e-3 : 1e-6 * std::sqrt(inputs);
+      tally.compare(which, y.data(), product(x, w, rows, inputs, outputs), allowed);
+      for (int i = 0; i < 64; i++) tally.require(y[size_t(rows) * outputs + i] == 7, which + ": wrote behind its end");
+      Floats alone(outputs);
+      head(1, rows - 1, 1, alone.data());
+      bool same = !memcmp(alone.data(), &y[size_t(rows - 1) * outputs], outputs * sizeof(float));
+      tally.require(same, which + ": the last row alone differs");
     }
   return tally.report(lib);
 }
@@ -170,7 +169,7 @@ static bool all_of(const Library& lib) {
   bool good = true;
   for (int kind = FLOATS; kind <= (lib.has_pairs() ? PAIRS : BF16); kind++) {
     if (kind == BF16 && lib.has_pairs()) continue;  // it packs bf16 as pairs
-    good = products(lib, kind) && good;
+    for (bool normed : {false, true}) good = products(lib, kind, normed) && good;
     for (int kv_bytes : {4, 2}) good = whole_layers(lib, kind, kv_bytes) && good;
   }
   for (int kv_bytes : {4, 2}) good = attention(lib, kv_bytes) && good;
