@@ -20,7 +20,7 @@ def write_cd(image: Path, packages: Path, init: Path, files: Iterable[Path], ker
     for name in ("ISOLINUX/isolinux.bin", "syslinux/modules/bios/ldlinux.c32"):
         shutil.copy(packages / "usr/lib" / name, folder)
     (folder / "isolinux.cfg").write_text(
-        f"default linux\nlabel linux\n kernel vmlinuz\n initrd initrd\n append {kernel_words}\n"
+        f"default linux\nlabel linux\n kernel vmlinuz\n append initrd=initrd {kernel_words}\n"
     )
     (folder / "initrd").write_bytes(_archive(init, files))
     subprocess.run(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -63,6 +64,7 @@ struct Library {
 
   static void fail(const char* what) {
     printf("FAILED cannot load: %s\n", what);
+    if (getpid() == 1) sleep(1);  // nobody is left to print it when the first process ends
     exit(2);
   }
 };
