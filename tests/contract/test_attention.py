@@ -14,11 +14,10 @@ from shared.engine.attention.api import AttentionShape, Reach  # noqa: E402
 from shared.engine.attention.cpu import CpuAttention  # noqa: E402
 from shared.engine.attention.native import NativeAttention  # noqa: E402
 from shared.engine.attention.reference import ReferenceAttention  # noqa: E402
-from shared.engine.native.build import BUILDS, CannotBuild, runnable  # noqa: E402
-from shared.engine.native.kernels import load  # noqa: E402
 from tests.support.attention import Bench, new_layers  # noqa: E402
+from tests.support.builds import TESTED, loaded  # noqa: E402
 
-NATIVE = [f"native-{build.name}" for build in BUILDS]
+NATIVE = [f"native-{name}" for name in TESTED]
 BACKENDS = ["torch", "reference", *NATIVE]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
 PAGES = 200
@@ -42,13 +41,7 @@ def builder(backend: str) -> Any:
     """Builds the backend; skips where this CPU, or a missing compiler, does not let it run."""
     if not backend.startswith("native-"):
         return {"torch": CpuAttention, "reference": ReferenceAttention}[backend]
-    name = backend.removeprefix("native-")
-    if name not in {build.name for build in runnable()}:
-        pytest.skip(f"this CPU does not run the {name} build")
-    try:
-        return partial(NativeAttention, kernels=load(name))
-    except CannotBuild as e:
-        pytest.skip(str(e))
+    return partial(NativeAttention, kernels=loaded(backend.removeprefix("native-")))
 
 
 def shape(

@@ -10,7 +10,7 @@ import structlog
 import torch
 from msgspec import Struct
 
-from shared.engine.native.build import BUILDS, CannotBuild, library, runnable
+from shared.engine.native.build import BUILDS, Build, CannotBuild, library, runnable
 from shared.engine.native.store import Store
 from shared.io.config import environment
 
@@ -149,7 +149,11 @@ def sound(kernels: Kernels) -> bool:
 @cache
 def load(name: str) -> Kernels:
     """Raises CannotBuild."""
-    build = next(build for build in BUILDS if build.name == name)
+    return load_build(next(build for build in BUILDS if build.name == name))
+
+
+def load_build(build: Build) -> Kernels:
+    """Raises CannotBuild."""
     try:
         lib = c.CDLL(str(library(build)))
     except OSError as e:

@@ -8,22 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.native.build import BUILDS, CannotBuild, runnable  # noqa: E402
-from shared.engine.native.kernels import Kernels, load, sound  # noqa: E402
+from shared.engine.native.kernels import Kernels, sound  # noqa: E402
 from shared.engine.native.store import Store  # noqa: E402
+from tests.support.builds import TESTED, loaded  # noqa: E402
 
 SHAPES = [(16, 8), (33, 30), (64, 600), (100, 1300), (200, 64), (1, 2)]
 """(outputs, inputs): whole panels and not, inputs of one depth and of several."""
 
 
-@pytest.fixture(params=[build.name for build in BUILDS])
+@pytest.fixture(params=TESTED)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    if request.param not in {build.name for build in runnable()}:
-        pytest.skip(f"this CPU does not run the {request.param} build")
-    try:
-        return load(request.param)
-    except CannotBuild as e:
-        pytest.skip(str(e))
+    return loaded(request.param)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -1,0 +1,30 @@
+"""The program that compares builds of the kernels with plain loops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from shared.engine.native.build import CannotBuild
+
+_SOURCE = Path(__file__).parent / "check.cpp"
+
+
+def build_check(folder: Path) -> Path:
+    """Raises CannotBuild where there is no compiler. The program needs no more than a C library: any x86-64 runs it."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        raise CannotBuild("no C++ compiler is installed")
+    program = folder / "check"
+    flags = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-static-libstdc++", "-static-libgcc")
+    done = subprocess.run(
+        [compiler, *flags, str(_SOURCE), "-o", str(program), "-ldl"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return program
