@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from msgspec import Struct
@@ -15,6 +17,7 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.graphs.capture import Capture, CudaCapture
 from shared.engine.native.build import cpu_flags
 from shared.engine.native.kernels import Kernels, kernels
+from shared.io.config import environment
 from shared.protocol.errors import Invalid
 
 Build = Callable[[AttentionShape, Sequence[torch.Tensor]], AttentionBackend]
@@ -32,6 +35,8 @@ class Hardware(Struct, frozen=True):
     """KV pages live on the device, and the shared memory mirrors them."""
     capture: Callable[[torch.device], Capture] | None = None
     """What decode steps are captured with; the backend is a FixableBackend then. None: they are not."""
+    first_prompts: tuple[int, ...] = ()
+    """Lengths of prompts to compute before the engine is ready, where kernels are compiled at their first use."""
     kernels: Kernels | None = None
     """What the lean path runs on; None: all models take the general path."""
 
@@ -82,9 +87,27 @@ def _flashinfer(dtype: str) -> Hardware:
         raise Invalid("backend flashinfer needs a GPU that torch can use", param="backend")
     if not find_spec("flashinfer"):
         raise Invalid("backend flashinfer needs the package flashinfer-python (extra `gpu`)", param="backend")
+    if not (find_spec("flashinfer_jit_cache") or _finds_nvcc()):
+        raise Invalid(
+            "backend flashinfer compiles its kernels at their first use, and there is no nvcc: install CUDA's toolkit "
+            "(and set CUDA_HOME), or the package flashinfer-jit-cache",
+            param="backend",
+        )
     if dtype == "float32":
         raise Invalid("backend flashinfer computes in bfloat16 or float16 only", param="dtype")
     from shared.engine.attention.flashinfer import FlashInferAttention
 
     dtype = "bfloat16" if dtype == "auto" else dtype
-    return Hardware(torch.device("cuda"), dtype, FlashInferAttention, mirrored=True, capture=CudaCapture)
+    return Hardware(
+        torch.device("cuda"),
+        dtype,
+        FlashInferAttention,
+        mirrored=True,
+        capture=CudaCapture,
+        first_prompts=(2, 128),  # up to 64 tokens, and longer ones, are other kernels
+    )
+
+
+def _finds_nvcc() -> bool:
+    home = environment("CUDA_HOME") or environment("CUDA_PATH") or "/usr/local/cuda"
+    return bool(shutil.which("nvcc")) or (Path(home) / "bin" / "nvcc").exists()

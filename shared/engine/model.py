@@ -18,6 +18,7 @@ from shared.dataplane.arena import Arena
 from shared.engine import hf, servable
 from shared.engine.api import EngineConfig, EngineLost
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
+from shared.engine.device import fault_after_error, needs_memory
 from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.graphs.sizes import capture_sizes
 from shared.engine.hardware import Hardware, choose
@@ -93,7 +94,8 @@ class ModelEngine:
         if config.threads > 0 or config.stages > 1:
             torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // config.stages))
         progress("loading the weights", 0.1)
-        model = hf.load_model(folder, DTYPES[hardware.dtype], hardware.device)
+        with needs_memory("the weights", "model"):
+            model = hf.load_model(folder, DTYPES[hardware.dtype], hardware.device)
         attention = hf.probe(model)
         layout = _layout(attention, config, hardware)
         progress("digesting the weights", 0.4)
@@ -103,11 +105,12 @@ class ModelEngine:
             config.kv_bytes // layout.block_bytes,
             progress=lambda done, total: progress("touching the KV pages", 0.5 + 0.4 * done / total),
         )
-        pages: Pages = (
-            MirroredPages(arena, hardware.device, config.staging_bytes)
-            if hardware.mirrored
-            else SharedPages(arena)
-        )
+        with needs_memory(f"{config.kv_bytes} bytes of KV", "kv_bytes"):
+            pages: Pages = (
+                MirroredPages(arena, hardware.device, config.staging_bytes)
+                if hardware.mirrored
+                else SharedPages(arena)
+            )
         forward = _forward(config, folder, model, attention, arena, pages, hardware)
         if isinstance(forward, GraphedPath):
             _capture(forward, config, spec, arena, hardware, progress)
@@ -115,6 +118,8 @@ class ModelEngine:
         progress("trying one token", 0.95)
         try:
             engine._require_sound()
+            for tokens in hardware.first_prompts:
+                engine._run_prompt(min(tokens, spec.context_tokens, arena.pages * config.block_tokens))
         except BaseException:
             engine.close()
             raise
@@ -126,9 +131,11 @@ class ModelEngine:
         good = [sequence for sequence, error in zip(sequences, errors, strict=True) if not error]
         try:
             done = iter(self._run(good, on_layer))
-        except torch.AcceleratorError as e:  # every later call on the device fails too
-            self._lost = f"the device failed: {e}"
-            raise EngineLost(self._lost) from e
+        except Exception as e:
+            self._lost = fault_after_error(self._pages.layers[0].device)
+            if self._lost:
+                raise EngineLost(self._lost) from e
+            raise
         return [
             SequenceResult(sequence.attempt, error=error) if error else next(done)
             for sequence, error in zip(sequences, errors, strict=True)
@@ -189,10 +196,15 @@ class ModelEngine:
         return logits
 
     def _require_sound(self) -> None:
-        step = SequenceStep("warm-up", 0, 1, bytes(4), (0,), SamplingParams(temperature=0.0))
-        (result,) = self.run([step])
+        result = self._run_prompt(1)
         if result.error:
             raise Invalid(f"the model's weights are damaged: {result.error} after one token", param="model")
+
+    def _run_prompt(self, tokens: int) -> SequenceResult:
+        pages = tuple(range(blocks_for(tokens, self.spec.layout.block_tokens)))
+        greedy = SamplingParams(temperature=0.0)
+        (result,) = self.run([SequenceStep("warm-up", 0, tokens, bytes(4 * tokens), pages, greedy)])
+        return result
 
 
 def _follower(spec: ModelSpec) -> Follower | None:

@@ -23,5 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = _lacking() if here else ""
     for item in here:
         item.add_marker(pytest.mark.gpu)
+        item.add_marker(pytest.mark.timeout(1800))  # FlashInfer compiles each kernel at its first use
         if lacking:
             item.add_marker(pytest.mark.skip(reason=lacking))

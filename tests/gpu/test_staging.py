@@ -81,6 +81,9 @@ def test_layers_arrive_byte_by_byte_and_in_order(world: World) -> None:
 def test_nobody_waits_for_a_device_that_is_busy() -> None:
     world = World(100)
     world.compute_all(1)
+    first = world.pages.outgoing(PROMPT)  # memory and kernels of the lane: what is made at first use may wait
+    first.publish(range(LAYOUT.layers))
+    first.settle()
     torch.cuda.synchronize()
     outgoing = world.pages.outgoing(PROMPT)
     told: list[int] = []

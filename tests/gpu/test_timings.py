@@ -70,6 +70,7 @@ def test_decode_steps_with_and_without_graphs(tmp_path: Path) -> None:
         folder, CudaCapture, FlashInferAttention, most=32, pages=pages, block=16, device="cuda", dtype=torch.bfloat16
     )
     print(f"\n{torch.cuda.get_device_name()}; 16 layers of 1024, {(torch.cuda.memory_allocated() - began) >> 20} MiB")
+    assert twins.graphed.captured == (1, 2, 4, 8, 12, 16, 24, 32)
     for sequences in (1, 4, 16, 32):
         step = batch_of(sequences, CONTEXT_TOKENS, CONTEXT_TOKENS + 1), torch.arange(sequences), torch.arange(sequences)
         with torch.inference_mode():

@@ -18,14 +18,23 @@ from shared.engine.attention.api import AttentionBackend, AttentionBatch, Attent
 from shared.engine.attention.flashinfer_fixed import FixedDecode
 from shared.engine.attention.flashinfer_tables import LAYOUT, PageTables, heads, uses_tensor_cores, variant
 from shared.engine.attention.uploads import pinned, upload
+from shared.protocol.errors import Invalid
 
 WORKSPACE_BYTES = 128 << 20
+HEAD_DIMS = (64, 128, 256)
+"""That both its attention and its append have kernels for."""
 
 
 class FlashInferAttention:
     """Implements attention.api.FixableBackend on a CUDA device, in float16 or bfloat16."""
 
     def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor]) -> None:
+        """Raises Invalid for heads that FlashInfer has no kernels for."""
+        if shape.head_dim not in HEAD_DIMS:
+            raise Invalid(
+                f"FlashInfer has no kernels for heads of {shape.head_dim}, only for {', '.join(map(str, HEAD_DIMS))}",
+                param="model",
+            )
         self._shape = shape
         self._layers = layers
         self._device = layers[0].device
@@ -55,8 +64,8 @@ class FlashInferAttention:
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         flashinfer.append_paged_kv_cache(
-            keys.contiguous(),
-            values.contiguous(),
+            keys.to(self._layers[layer].dtype).contiguous(),  # it would take their bytes as they are
+            values.to(self._layers[layer].dtype).contiguous(),
             self._rows,
             self._positions,
             self._layers[layer],

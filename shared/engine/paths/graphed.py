@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 import torch
+from msgspec import Struct
 from torch.nn.functional import pad
 
 from shared.engine import hf
@@ -52,20 +53,28 @@ class GraphedPath:
         gc.collect()  # here, not in the midst of a capture
         for done, rows in enumerate(sorted(sizes, reverse=True)):
             progress(done / len(sizes))
-            try:
-                step = _FixedStep(self._model, self._backend.fixed(rows, pages_per_sequence), inputs, rows)
-                step.set(padded(AttentionBatch(()), rows, self._scrap), torch.empty(0, dtype=torch.long))
-                step.capture(capture)
-            except Exception as e:  # whatever it is: without captures a step is slower, not wrong
-                causes = _causes(e)
-                lacking = lacking or f"{rows} rows: {', after '.join(f'{type(c).__name__}: {c}' for c in causes)}"
-                if any(isinstance(cause, torch.OutOfMemoryError) for cause in causes):
-                    continue
+            step = self._captured(rows, pages_per_sequence, capture, inputs)
+            if isinstance(step, _FixedStep):
+                self._steps[rows] = step
+                continue
+            lacking = lacking or f"{rows} rows: {step.reason}"
+            if not step.too_large:
                 break
-            self._steps[rows] = step
+            gc.collect()  # what the attempt took is for the next one
         self._steps = dict(sorted(self._steps.items()))
         if lacking:
             log.warning("decode_steps_not_captured", reason=lacking, captured=list(self._steps))
+
+    def _captured(
+        self, rows: int, pages_per_sequence: int, capture: Capture, inputs: _Inputs
+    ) -> _FixedStep | _Failure:
+        try:
+            step = _FixedStep(self._model, self._backend.fixed(rows, pages_per_sequence), inputs, rows)
+            step.set(padded(AttentionBatch(()), rows, self._scrap), torch.empty(0, dtype=torch.long))
+            step.capture(capture)
+        except Exception as e:  # whatever it is: without captures a step is slower, not wrong
+            return _failure(e)
+        return step
 
     @property
     def captured(self) -> tuple[int, ...]:
@@ -92,6 +101,22 @@ class GraphedPath:
 
     def close(self) -> None:
         self._steps.clear()
+
+
+class _Failure(Struct, frozen=True):
+    """Nothing of the error itself: its frames hold the memory that the attempt took."""
+
+    reason: str
+    too_large: bool
+    """A smaller size may do."""
+
+
+def _failure(error: BaseException) -> _Failure:
+    causes = _causes(error)
+    told = [f"{type(cause).__name__}: {cause}" for cause in causes]
+    lacks = ("out of memory", "buffer overflow")  # as the driver, and FlashInfer's workspace, say it
+    memory = any(isinstance(cause, torch.OutOfMemoryError) for cause in causes)
+    return _Failure(", after ".join(told), memory or any(lack in what.lower() for what in told for lack in lacks))
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace  # noqa: E402
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Reach, Span  # noqa: E402
 from shared.engine.attention.flashinfer import FlashInferAttention  # noqa: E402
 from shared.engine.graphs.sizes import padded  # noqa: E402
+from shared.protocol.errors import Invalid  # noqa: E402
 
 SHAPE = AttentionShape(query_heads=9, kv_heads=3, head_dim=64, block_tokens=16, scale=0.125)
 PROMPT = Span(0, 20, (4, 7), 0)
@@ -130,3 +131,10 @@ def forward(attention: AttentionBackend, tokens: int, layer: int = 0) -> None:
     attention.append(layer, keys, keys)
     queries = torch.zeros(tokens, 9, 64, dtype=torch.bfloat16)
     assert attention.run(layer, queries).shape == queries.shape
+
+
+def test_heads_that_it_has_no_kernels_for_are_refused_by_name() -> None:
+    shape = replace(SHAPE, head_dim=96)
+    with pytest.raises(Invalid, match="heads of 96") as caught:
+        FlashInferAttention(shape, [torch.zeros(2, 2, 16, 3, 96)])
+    assert caught.value.param == "model"

@@ -130,6 +130,8 @@ def failing(*errors: BaseException | None) -> type[Failing]:
     [
         ((torch.OutOfMemoryError("no room"),), (1, 2)),
         ((torch.OutOfMemoryError("no room"), torch.OutOfMemoryError("nor here")), (1,)),
+        ((torch.AcceleratorError("CUDA error: out of memory; no room for a pinned buffer"),), (1, 2)),
+        ((RuntimeError("Buffer overflow: no room for batch_prefill_tmp_v"),), (1, 2)),
         ((RuntimeError("no room for a lazy kernel"),), ()),
         ((None, ValueError("no such kernel: room")), (4,)),
     ],
