@@ -25,9 +25,9 @@ PROGRAM = """
 import json, sys
 from mypyc.build import mypycify
 from setuptools import setup
-groups, lib, temp = json.loads(sys.argv[1])
+groups, optimise, lib, temp = json.loads(sys.argv[1])
 named = [(group, None) for group in groups]
-extensions = mypycify(sum(groups, []), opt_level="1", debug_level="0", separate=named)
+extensions = mypycify(sum(groups, []), opt_level=optimise, debug_level="0", separate=named)
 build = ["build_ext", "--build-lib", lib, "--build-temp", temp, "--parallel", str(len(groups))]
 setup(name="compiled", packages=[], ext_modules=extensions, script_args=["-q", *build])
 """
@@ -72,7 +72,7 @@ def _compile(temp: Path) -> Path:
     paths = [path.as_posix() for path in sources.to_compile()]
     groups = [[path for path in paths if path.startswith(package)] for package in sources.PACKAGES]
     lib = temp / "lib"
-    command = [sys.executable, "-c", PROGRAM, json.dumps([groups, str(lib), str(temp / "temp")])]
+    command = [sys.executable, "-c", PROGRAM, json.dumps([groups, sources.OPTIMISE, str(lib), str(temp / "temp")])]
     done = subprocess.run(command, cwd=temp, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotCompile(f"mypyc failed: {(done.stdout + done.stderr).strip()[-2000:]}")
