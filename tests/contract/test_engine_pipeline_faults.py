@@ -14,7 +14,7 @@ from shared.engine.api import EngineLost  # noqa: E402
 from shared.engine.native.kernels import kernels  # noqa: E402
 from shared.protocol.errors import Invalid  # noqa: E402
 from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.stages import children, load  # noqa: E402
+from tests.support.stages import MB, children, load  # noqa: E402
 from tests.support.tiny import save_tiny  # noqa: E402
 from tests.support.until import until  # noqa: E402
 
@@ -29,15 +29,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Neighbouring stages have layers in common."""
+    return save_tiny(tmp_path_factory.mktemp("deeper"), num_hidden_layers=15)
+
+
 def tokens(length: int) -> list[int]:
     return [7 + i % 200 for i in range(length)]
 
 
-def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(tiny: Path) -> None:
-    engine = load(tiny, 3)
+@pytest.mark.parametrize("model", ["tiny", "deeper"])
+def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    engine = load(request.getfixturevalue(model), 3, 64 * MB)
     run = Sequences(engine)
     expected = run.prefill(tokens(600), run.pages(600)).tokens
-    for bad_layer in (0, 1, 2):
+    all_layers = list(range(engine.spec.layout.layers))
+    for bad_layer in all_layers:
 
         def on_layer(layer: int, bad_layer: int = bad_layer) -> None:
             if layer == bad_layer:
@@ -48,7 +58,7 @@ def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is
             run.prefill(tokens(600), pages, on_layer=on_layer)
         layers: list[int] = []
         assert run.prefill(tokens(600), pages, on_layer=layers.append).tokens == expected
-        assert layers == [0, 1, 2]
+        assert layers == all_layers
     assert engine.fault() == ""
     engine.close()
 
@@ -68,8 +78,11 @@ async def test_when_a_stage_is_killed_the_engine_says_so_and_the_other_stages_en
     assert not children()
 
 
-def test_a_stage_killed_in_the_middle_of_a_step_ends_the_step(tiny: Path) -> None:
-    engine = load(tiny, 2)
+@pytest.mark.parametrize("model", ["tiny", "deeper"])
+def test_a_stage_killed_in_the_middle_of_a_step_ends_the_step(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    engine = load(request.getfixturevalue(model), 2, 32 * MB)
     run = Sequences(engine)
 
     def on_layer(layer: int) -> None:

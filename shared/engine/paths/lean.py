@@ -79,7 +79,7 @@ class LeanPath:
         self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
         x = self.embed(token_ids)
-        self.advance(batch, x, after_layer)
+        self.enter(batch, x).through(self._part, after_layer)
         return self.project(x[keep])
 
     def fault(self) -> str:
@@ -94,25 +94,36 @@ class LeanPath:
         """Float rows [tokens, hidden]. Only where the first layer is."""
         return self._embedding[token_ids].float()
 
-    def advance(self, batch: AttentionBatch, x: torch.Tensor, after_layer: AfterLayer | None) -> None:
-        """Take rows through the layers, in place."""
+    def enter(self, batch: AttentionBatch, x: torch.Tensor) -> Pass:
+        """Rows that are to go through layers, changed in place. One batch at a time: the next one takes its room."""
         self._plan.set(batch)
-        rows = len(x)
-        if rows > self._space.rows:
-            self._space = _Space(rows, self._config, self._shape, self._kernels.panel)
-        cosines, sines = self._angles(x, batch)
+        if len(x) > self._space.rows:
+            self._space = _Space(len(x), self._config, self._shape, self._kernels.panel)
+        return Pass(self, x, *self._angles(x, batch))
+
+    def run(
+        self,
+        layers: range,
+        x: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        after_layer: AfterLayer | None,
+    ) -> None:
+        """For Pass."""
+        assert self._part.start <= layers.start < layers.stop <= self._part.stop
         places = Places(cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
-        told = _Told(after_layer, self._part.start)
+        told = _Told(after_layer, layers.start)
+        first = (layers.start - self._part.start) * ctypes.sizeof(Layer)
         self._kernels.lib.tsukimi_layers(
             self._plan.handle,
             torch.get_num_threads(),
-            self._layers,
-            len(self._layers),
+            ctypes.byref(self._layers, first),
+            len(layers),
             ctypes.byref(self._space.buffers),
-            rows,
+            len(x),
             x.data_ptr(),
             ctypes.byref(places),
-            self._pages[self._part.start].element_size(),
+            self._pages[layers.start].element_size(),
             told.callback,
         )
         told.check()
@@ -188,6 +199,21 @@ class LeanPath:
         floats = weights.detach().float().contiguous()
         self._kept.append(floats)
         return floats
+
+
+class Pass:
+    """Rows on their way through the layers of a path."""
+
+    def __init__(self, path: LeanPath, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+        self._path = path
+        self._x = x
+        self._cosines = cosines
+        self._sines = sines
+
+    def through(self, layers: range, after_layer: AfterLayer | None) -> None:
+        """Take the rows through neighbouring layers that the path has. after_layer is told of each once its K and V are
+        in the pages."""
+        self._path.run(layers, self._x, self._cosines, self._sines, after_layer)
 
 
 def _whole(count: int, panel: int) -> int:

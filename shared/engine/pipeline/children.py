@@ -7,11 +7,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from shared.engine.api import EngineLost
 from shared.engine.pipeline.link import Link, LinkClosed
-from shared.engine.pipeline.messages import Answer, Setup
+from shared.engine.pipeline.messages import Answer, Reached, Setup
 
 END_S = 2.0
 
@@ -52,7 +51,7 @@ class Child:
             self._process.wait()
 
 
-def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], Link[Any]]:
+def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], Link[Reached]]:
     """Start stages 1, 2, ...; they load at once, all together. Returns them, and the link into stage 1.
 
     They end with the calling thread, which must therefore live as long as they are to: see io.parent.
@@ -74,7 +73,7 @@ def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], Link[An
             own.close()
             if i:
                 before.close()
-    return children, Link(pairs[0][0], Any)
+    return children, Link(pairs[0][0], Reached)
 
 
 def _child(

@@ -17,10 +17,11 @@ from shared.engine.native.kernels import Kernels
 from shared.engine.paths.api import AfterLayer
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.children import Child, start
-from shared.engine.pipeline.link import Link, LinkClosed, read_ahead
+from shared.engine.pipeline.link import LinkClosed, read_ahead
 from shared.engine.pipeline.messages import Answer, LayerWritten, PieceDone, Rows, Setup
+from shared.engine.pipeline.onward import Onward
+from shared.engine.pipeline.seam import Seam
 from shared.engine.pipeline.slices import Piece, layer_slices, pieces
-from shared.engine.pipeline.stage import raw
 
 log = structlog.get_logger(__name__)
 
@@ -35,16 +36,14 @@ class GroupPath:
     def __init__(
         self,
         own: LeanPath,
-        part: range,
         layers: int,
         children: Sequence[Child],
-        onward: Link[Any],
+        onward: Onward,
         piece_tokens: int,
         block_tokens: int,
     ) -> None:
-        """Takes the children over, which are ready. `part`: the layers of `own`."""
+        """Takes the children over, which are ready. `layers`: of the model."""
         self._own = own
-        self._part = part
         self._layers = layers
         self._children = children
         self._onward = onward
@@ -68,11 +67,12 @@ class GroupPath:
         kept = [_kept(piece, keep.tolist()) for piece in cut]
         self._step += 1
         try:
-            for number, piece in enumerate(cut):
-                self._pass_on(piece, token_ids, [row for _, row in kept[number]], number == len(cut) - 1)
-            for layer in self._part:  # all pieces are on their way: KV travels while the others compute
+            border = 0
+            for piece, its in zip(cut, kept, strict=True):
+                border = self._pass_on(piece, token_ids, [row for _, row in its], piece is cut[-1])
+            for layer in range(border):  # all pieces are on their way: KV travels while the others compute
                 tell(layer)
-            return self._collect(kept, tell)
+            return self._collect(kept, border, tell)
         except BaseException:
             while self._under_way and not self._fault:
                 self._answer()
@@ -87,21 +87,26 @@ class GroupPath:
         for child in self._children:
             child.close()
 
-    def _pass_on(self, piece: Piece, token_ids: torch.Tensor, keep: list[int], ends_step: bool) -> None:
+    def _pass_on(self, piece: Piece, token_ids: torch.Tensor, keep: list[int], ends_step: bool) -> int:
+        """Returns the first layer that others compute."""
         x = self._own.embed(token_ids[piece.rows])
-        self._own.advance(piece.batch, x, None)
+        entered = self._own.enter(piece.batch, x)
+        rows = Rows(self._step, 0, piece.spans, tuple(keep), ends_step)
         try:
-            self._onward.send(Rows(self._step, piece.spans, tuple(keep), ends_step), raw(x))
+            border = self._onward.carry(rows, x, lambda layers: entered.through(layers, None))
         except LinkClosed as e:
             raise EngineLost(f"the next stage has gone: {e}") from e
         self._under_way += 1
+        return border
 
-    def _collect(self, kept: list[list[tuple[int, int]]], after_layer: AfterLayer) -> torch.Tensor:
-        """Logits of all kept rows, in their order; meanwhile tell the later layers, in theirs."""
+    def _collect(
+        self, kept: list[list[tuple[int, int]]], border: int, after_layer: AfterLayer
+    ) -> torch.Tensor:
+        """Logits of all kept rows, in their order; meanwhile tell the layers from `border` on, in theirs."""
         rows: list[torch.Tensor] = []
         order: list[int] = []
         written: set[int] = set()
-        done, layer = 0, self._part.stop
+        done, layer = 0, border
         while done < len(kept) or layer < self._layers:
             answer, payload = self._answer()
             if isinstance(answer, LayerWritten):
@@ -154,24 +159,22 @@ def start_group(
     threads = torch.get_num_threads()
     setups = [
         Setup(
-            str(folder), arena.layout.dtype, kernels.build, shape, arena.layout, arena.pages,
-            part.start, part.stop, threads,
+            str(folder), arena.layout.dtype, kernels.build, shape, arena.layout, arena.pages, part, threads
         )
         for part in parts[1:]
     ]  # fmt: skip
-    children, onward = start(setups, arena.fd)
+    children, link = start(setups, arena.fd)
     try:
-        own = LeanPath(model, shape, layers, kernels, parts[0])
+        own = LeanPath(model, shape, layers, kernels, parts[0].layers)
         for child in children:
             child.wait_ready()
     except BaseException:
-        onward.close()
+        link.close()
         for child in children:
             child.close()
         raise
-    return GroupPath(
-        own, parts[0], len(layers), children, onward, config.piece_tokens, arena.layout.block_tokens
-    )
+    onward = Onward(link, Seam(parts[0].earliest_end, parts[0].end), lambda: None)
+    return GroupPath(own, len(layers), children, onward, config.piece_tokens, arena.layout.block_tokens)
 
 
 def _kept(piece: Piece, keep: list[int]) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import torch
 
 _SIZES = struct.Struct("<IQ")
 """Bytes of the header, bytes of the payload."""
@@ -83,3 +84,9 @@ def read_ahead(
             closed()
 
     threading.Thread(target=read, name="link", daemon=True).start()
+
+
+def raw(rows: torch.Tensor) -> memoryview:
+    """The bytes of a tensor on the CPU, as a payload."""
+    array: Any = rows.contiguous().numpy()
+    return memoryview(array).cast("B") if array.size else memoryview(b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from shared.engine.attention.api import AttentionShape, Span
+from shared.engine.pipeline.slices import Slice
 from shared.protocol.model import KVLayout
 
 
@@ -18,13 +19,8 @@ class Setup(Struct, frozen=True, tag=True):
     shape: AttentionShape
     layout: KVLayout
     pages: int
-    first_layer: int
-    end_layer: int
+    part: Slice
     threads: int
-
-    @property
-    def part(self) -> range:
-        return range(self.first_layer, self.end_layer)
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -32,14 +28,24 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Rows(Struct, frozen=True, tag=True):
-    """Stage to the next one. Payload: a piece's float32 rows [tokens, hidden] in front of the receiver's layers."""
+    """Stage to the next one. Payload: a piece's float32 rows [tokens, hidden] in front of `layer`."""
 
     step: int
+    layer: int
     spans: tuple[Span, ...]
     keep: tuple[int, ...]
     """Rows whose logits are wanted."""
     ends_step: bool
     """The last piece of its step: the layers' K and V are complete behind it."""
+
+
+class Reached(Struct, frozen=True, tag=True):
+    """Stage to the one before it: see Seam.heard."""
+
+    begun: int
+    """Pieces, since the link was made."""
+    written: int
+    ending: bool
 
 
 class LayerWritten(Struct, frozen=True, tag=True):

@@ -16,6 +16,25 @@ and a row costs the more attention the further back it is."""
 SHORTEST = 64
 
 
+SEAM_LAYERS = 2
+"""Layers on each side of the border between two stages that both have, where stages are long enough."""
+
+
+class Slice(Struct, frozen=True):
+    """The layers first..end that a stage has. Those that a neighbour has too are computed here or there, as it comes."""
+
+    first: int
+    end: int
+    previous_end: int
+    """The stage before has the layers in front of this one too; 0: there is none."""
+    earliest_end: int
+    """It hands on in front of this layer at the earliest."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.first, self.end)
+
+
 class Piece(Struct, frozen=True):
     """Rows that go through the stages together."""
 
@@ -29,16 +48,20 @@ class Piece(Struct, frozen=True):
         return AttentionBatch(self.spans)
 
 
-def layer_slices(layers: int, stages: int) -> tuple[range, ...]:
+def layer_slices(layers: int, stages: int) -> tuple[Slice, ...]:
     """Neighbouring layers for each stage, as evenly as it goes; where it does not, the first stages take one more, since
     the last one has the head."""
     assert 1 <= stages <= layers
     each, more = divmod(layers, stages)
-    slices, first = [], 0
+    seam = min(SEAM_LAYERS, (each - 1) // 2)
+    slices: list[Slice] = []
+    border = 0
     for stage in range(stages):
-        end = first + each + (stage < more)
-        slices.append(range(first, end))
-        first = end
+        first = border - seam if stage else 0
+        border += each + (stage < more)
+        overlap = seam if stage < stages - 1 else 0
+        previous_end = slices[-1].end if slices else 0
+        slices.append(Slice(first, border + overlap, previous_end, border - overlap))
     return tuple(slices)
 
 

@@ -11,7 +11,6 @@ import queue
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,51 +21,67 @@ from shared.engine.attention.api import AttentionBatch
 from shared.engine.native.kernels import load
 from shared.engine.paged import DTYPES, arena_layers
 from shared.engine.paths.lean import LeanPath
-from shared.engine.pipeline.link import Link, LinkClosed, read_ahead
-from shared.engine.pipeline.messages import Answer, LayerWritten, PieceDone, Ready, Rows, Setup
+from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
+from shared.engine.pipeline.messages import LayerWritten, PieceDone, Reached, Ready, Rows, Setup
+from shared.engine.pipeline.onward import Onward
+from shared.engine.pipeline.seam import MOST_WAITING, Seam
 from shared.io.parent import die_with_parent
 
-AHEAD = 4
-"""Pieces that may wait in front of a stage."""
+ENDING_LAYERS = 2
+"""So many layers before its end a stage asks for the next piece: who has it ends the layer that it is at first."""
 
 
 class Stage:
     """One slice of the layers over the node's pages."""
 
     def __init__(
-        self, setup: Setup, memory_fd: int, control: Link[Setup], onward: Link[Answer] | None
+        self,
+        setup: Setup,
+        memory_fd: int,
+        control: Link[Setup],
+        previous: Link[Rows],
+        onward: Onward | None,
     ) -> None:
         """`onward`: to the next stage; None: this one is the last."""
         self._control = control
+        self._previous = previous
         self._onward = onward
+        self._begun = 0
+        self._told_until = setup.part.previous_end
+        self._ending_at = setup.part.earliest_end - ENDING_LAYERS
         memory = MappedMemory(memory_fd, setup.pages * setup.layout.block_bytes)
         layers = arena_layers(Arena(setup.layout, setup.pages, memory=memory))
         torch.set_num_threads(setup.threads)
         model = hf.load_model(Path(setup.folder), DTYPES[setup.dtype], torch.device("cpu"))
-        self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), setup.part)
+        self._part = setup.part.layers
+        self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), self._part)
 
-    def take(self, piece: Rows, payload: bytearray) -> None:
+    def take(self, rows: Rows, payload: bytearray) -> None:
         """Compute a piece, and pass on what comes out."""
-        tokens = sum(span.tokens for span in piece.spans)
+        self._begun += 1
+        self._reach(rows.layer)
+        tokens = sum(span.tokens for span in rows.spans)
         x = torch.frombuffer(payload, dtype=torch.float32).view(tokens, -1)
 
         def after_layer(layer: int) -> None:
-            self._control.send(LayerWritten(piece.step, layer))
+            if layer < self._told_until or layer + 1 == self._ending_at:
+                self._reach(layer + 1)
+            if rows.ends_step:
+                self._control.send(LayerWritten(rows.step, layer))
 
         with torch.inference_mode():
-            self._path.advance(AttentionBatch(piece.spans), x, after_layer if piece.ends_step else None)
+            entered = self._path.enter(AttentionBatch(rows.spans), x)
             if self._onward is not None:
-                self._onward.send(piece, memoryview(payload))
+                self._onward.carry(rows, x, lambda layers: entered.through(layers, after_layer))
                 return
-            kept = x[list(piece.keep)]
-            logits = self._path.project(kept) if piece.keep else kept
+            entered.through(range(rows.layer, self._part.stop), after_layer)
+            kept = x[list(rows.keep)]
+            logits = self._path.project(kept) if rows.keep else kept
         self._control.send(PieceDone(), raw(logits))
 
-
-def raw(rows: torch.Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU."""
-    array: Any = rows.contiguous().numpy()
-    return memoryview(array).cast("B") if array.size else memoryview(b"")
+    def _reach(self, layer: int) -> None:
+        """The layers in front of this one are written."""
+        self._previous.send(Reached(self._begun, layer, layer >= self._ending_at))
 
 
 def _gone(*_: object) -> None:
@@ -84,15 +99,16 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     control: Link[Setup] = Link(socket.socket(fileno=told.control_fd), Setup)
     previous: Link[Rows] = Link(socket.socket(fileno=told.previous_fd), Rows)
-    onward: Link[Answer] | None = None
-    if told.next_fd >= 0:
-        onward = Link(socket.socket(fileno=told.next_fd), Answer)
-    waiting: queue.Queue[tuple[Rows, bytearray]] = queue.Queue(AHEAD)
+    waiting: queue.Queue[tuple[Rows, bytearray]] = queue.Queue(MOST_WAITING)
     try:
         setup, _ = control.receive()
         read_ahead(control, _gone, _gone)
         read_ahead(previous, waiting.put, _gone)
-        stage = Stage(setup, told.memory_fd, control, onward)
+        onward: Onward | None = None
+        if told.next_fd >= 0:
+            link: Link[Reached] = Link(socket.socket(fileno=told.next_fd), Reached)
+            onward = Onward(link, Seam(setup.part.earliest_end, setup.part.end), _gone)
+        stage = Stage(setup, told.memory_fd, control, previous, onward)
         control.send(Ready())
         while True:
             stage.take(*waiting.get())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections import Counter
+from itertools import accumulate, chain
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.attention.api import AttentionBatch, Span
-from shared.engine.pipeline.slices import ALIGN, layer_slices, pieces
+from shared.engine.pipeline.slices import ALIGN, SEAM_LAYERS, layer_slices, pieces
 
 BLOCK = 16
 
@@ -34,8 +35,22 @@ def test_layers_are_shared_out_evenly_and_the_last_stage_never_has_more(
     layers: int, stages: int, sizes: list[int]
 ) -> None:
     slices = layer_slices(layers, stages)
-    assert [len(s) for s in slices] == sizes
-    assert list(chain(*slices)) == list(range(layers))
+    ends = list(accumulate(sizes))
+    seam = min(SEAM_LAYERS, (min(sizes) - 1) // 2)
+    for its, border in zip(slices[:-1], ends, strict=False):
+        assert (its.earliest_end, its.end) == (border - seam, border + seam)
+    assert slices[-1].earliest_end == slices[-1].end == layers
+    assert [s.first for s in slices] == [0, *(s.earliest_end for s in slices[:-1])]
+    assert [s.previous_end for s in slices] == [0, *(s.end for s in slices[:-1])]
+
+
+@given(st.integers(1, 100), st.integers(1, 100))
+def test_every_stage_has_a_layer_that_no_other_one_has(layers: int, stages: int) -> None:
+    slices = layer_slices(max(layers, stages), min(layers, stages))
+    shared = Counter(chain(*(s.layers for s in slices)))
+    assert set(shared) == set(range(max(layers, stages)))
+    for its in slices:
+        assert any(shared[layer] == 1 for layer in its.layers)
 
 
 def test_a_long_prompt_flows_in_pieces_that_shrink_as_attention_grows() -> None:

@@ -1,0 +1,71 @@
+"""The way to the next stage: computes a piece up to where that one is to have it, and hands it on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from msgspec import structs
+
+from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
+from shared.engine.pipeline.messages import Reached, Rows
+from shared.engine.pipeline.seam import Seam, Turn
+
+
+class Onward:
+    """For one thread. Another one, its own, hears how far the next stage is."""
+
+    def __init__(self, link: Link[Reached], seam: Seam, lost: Callable[[], None]) -> None:
+        """`lost` is called, in the other thread, when the next stage has gone."""
+        self._link = link
+        self._seam = seam
+        self._lost = lost
+        self._gone = False
+        self._step = 0
+        self._heard = threading.Condition()
+        read_ahead(link, self._take, self._end)
+
+    def carry(self, rows: Rows, x: torch.Tensor, through: Callable[[range], None]) -> int:
+        """Take x, rows in front of rows.layer, `through` the layers that are this stage's to compute; send it on. Returns
+        the layer in front of which it was. Blocks while the next stage is behind. Raises LinkClosed."""
+        if rows.step != self._step:
+            self._step = rows.step
+            with self._heard:
+                self._seam.begin_step()
+        layer = self._seam.earliest
+        if rows.layer < layer:
+            through(range(rows.layer, layer))
+        while not self._is_due(layer):
+            through(range(layer, layer + 1))
+            layer += 1
+        self._link.send(structs.replace(rows, layer=layer), raw(x))
+        return layer
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _is_due(self, layer: int) -> bool:
+        """Whether a piece in front of the layer is to be handed on; if so, it counts as such. Raises LinkClosed."""
+        with self._heard:
+            while True:
+                if self._gone:
+                    raise LinkClosed("the next stage has gone")
+                turn = self._seam.turn(layer)
+                if turn is Turn.HAND_ON:
+                    self._seam.handed_on(layer)
+                if turn is not Turn.WAIT:
+                    return turn is Turn.HAND_ON
+                self._heard.wait()
+
+    def _take(self, message: tuple[Reached, bytearray]) -> None:
+        reached, _ = message
+        with self._heard:
+            self._seam.heard(reached.begun, reached.written, reached.ending)
+            self._heard.notify()
+
+    def _end(self) -> None:
+        with self._heard:
+            self._gone = True
+            self._heard.notify()
+        self._lost()
