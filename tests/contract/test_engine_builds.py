@@ -104,3 +104,31 @@ def test_generates_what_transformers_generates(build: str, tmp_path: Path) -> No
     assert run.generate(prompts, 8) == expected
     assert run.generate(prompts, 8, chunk=7) == expected
     engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("keep", [[149], [99, 149], [20, 21, 99, 149], [100, 101, 102, 149], []])
+def test_rows_that_nobody_looks_at_leave_their_keys_and_values_alone(
+    build: str, dtype: str, keep: list[int], tmp_path: Path
+) -> None:
+    """Two prompts in a step: the last layer computes no more than is asked for."""
+    engine = engine_on(build, save_tiny(tmp_path, eos_token_id=None), dtype)
+    batch = AttentionBatch((Span(0, 100, tuple(range(7)), 0), Span(0, 50, (7, 8, 9, 10), 100)))
+    layers = list(range(engine.spec.layout.layers))
+
+    def run(rows: list[int]) -> tuple[Any, list[bytes]]:
+        told: list[int] = []
+        for layer in layers:
+            for page in range(11):
+                engine.store.slice(page, layer)[:] = bytes(engine.spec.layout.slice_bytes)
+        with torch.inference_mode():
+            logits = engine._forward.logits(batch, torch.tensor(PROMPT), torch.tensor(rows), told.append)
+        assert told == layers
+        return logits, [bytes(engine.store.slice(page, layer)) for layer in layers for page in range(11)]
+
+    all_logits, all_pages = run(list(range(150)))
+    logits, pages = run(keep)
+    engine.close()
+    assert pages == all_pages
+    assert logits.shape == (len(keep), all_logits.shape[1])
+    torch.testing.assert_close(logits, all_logits[keep], rtol=1e-3, atol=1e-3)

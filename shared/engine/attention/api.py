@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Reach(Struct, frozen=True):
@@ -81,6 +83,23 @@ class AttentionBatch(Struct, frozen=True):
             for span in self.spans
             for position in range(span.start, span.end)
         )
+
+    def only(self, rows: Sequence[int], block_tokens: int) -> AttentionBatch:
+        """The step with these rows alone, ascending; the positions before them are in the pages already. A span that
+        keeps some of its rows becomes one of a single row for each."""
+        spans: list[Span] = []
+        at = 0
+        for span in self.spans:
+            until = bisect_left(rows, span.rows.stop, at)
+            if until - at == span.tokens:
+                spans.append(replace(span, first_row=at))
+            else:
+                for i in range(at, until):
+                    position = span.start + rows[i] - span.first_row
+                    pages = span.pages[: position // block_tokens + 1]
+                    spans.append(Span(position, position + 1, pages, i))
+            at = until
+        return AttentionBatch(tuple(spans))
 
 
 class AttentionBackend(Protocol):

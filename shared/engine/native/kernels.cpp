@@ -19,6 +19,19 @@ static void run_layers_of(const Hand& hand, Plan& plan, const Layer* layers, int
   }
 }
 
+template <class T>
+static void write_kv_of(const Hand& hand, const Plan& plan, const Layer& layer, const Space& space, int rows,
+                        const float* x, const Places& places) {
+  if (layer.kind == FLOATS)
+    write_kv<float, float, T>(hand, plan.shape, layer, space, rows, x, places);
+  else if (layer.kind == BF16)
+    write_kv<float, bf16, T>(hand, plan.shape, layer, space, rows, x, places);
+#if defined(__AVX512BF16__)
+  else
+    write_kv<bf16, pair, T>(hand, plan.shape, layer, space, rows, x, places);
+#endif
+}
+
 template <class A, class In, class W>
 static void run_head(const Hand& hand, const float* x, const float* norm_weight, float epsilon, int rows, int inputs,
                      const void* weights, int outputs, void* space, float* y) {
@@ -125,6 +138,18 @@ void tsukimi_layers(void* handle, int32_t threads, const Layer* layers, int32_t 
       run_layers_of<float>(hand, plan, layers, count, *space, rows, x, *places, after);
     else
       run_layers_of<bf16>(hand, plan, layers, count, *space, rows, x, *places, after);
+  });
+}
+
+// Keys and values of x [rows][hidden] in front of a layer, and nothing else of it: for rows that nobody looks at behind it.
+void tsukimi_write_kv(void* handle, int32_t threads, const Layer* layer, const Space* space, int32_t rows, const float* x,
+                      const Places* places, int32_t kv_bytes) {
+  const Plan& plan = *static_cast<Plan*>(handle);
+  Team::run(threads, [&](const Hand& hand) {
+    if (kv_bytes == 4)
+      write_kv_of<float>(hand, plan, *layer, *space, rows, x, *places);
+    else
+      write_kv_of<bf16>(hand, plan, *layer, *space, rows, x, *places);
   });
 }
 }

@@ -170,6 +170,7 @@ def load_build(build: Build) -> Kernels:
         ("pack", (i, i, p, i, i, p)),
         ("head", (i, i, p, p, f, i, i, p, i, p, p)),
         ("layers", (p, i, p, i, p, i, p, p, i, p)),
+        ("write_kv", (p, i, p, p, i, p, p, i)),
     ):
         getattr(lib, f"tsukimi_{name_}").argtypes = arguments
     return Kernels(build.name, lib, lib.tsukimi_panel(), bool(lib.tsukimi_has_pairs()))

@@ -124,32 +124,48 @@ static void activate(Panels panels, int rows, int inner, const float* gate_up, A
     }
 }
 
+// A layer's products of these rows. A: what they read.
+template <class A, class W>
+struct Products {
+  typedef typename std::conditional<sizeof(A) == 4, float, pair>::type In;
+  static constexpr int per = sizeof(A) == 4 ? 1 : 2;  // inputs an element of `In` holds
+  int rows;
+
+  void operator()(Panels panels, const A* from, int inputs, const void* weights, int outputs, float* y, bool add) const {
+    multiply(panels, reinterpret_cast<const In*>(from), rows, inputs / per, static_cast<const W*>(weights), outputs, y, add);
+  }
+};
+
+// The first half: queries go into the space, keys and values into the pages. All threads are through when it returns.
 template <class A, class W, class T>
-static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Space& space, int rows, float* x,
-                      const Places& places, int32_t number, AfterLayer after) {
-  const Shape& s = plan.shape;
-  int hidden = layer.hidden, inner = layer.inner, dim = s.head_dim;
+static void write_kv(const Hand& hand, const Shape& s, const Layer& layer, const Space& space, int rows, const float* x,
+                     const Places& places) {
+  int hidden = layer.hidden, dim = s.head_dim;
   int q = s.query_heads * dim, all = q + 2 * s.kv_heads * dim;
   T* pages = static_cast<T*>(layer.pages);
-  auto* activated = static_cast<A*>(space.activated);
-  typedef typename std::conditional<sizeof(A) == 4, float, pair>::type In;
-  constexpr int per = sizeof(A) == 4 ? 1 : 2;  // inputs an element of `In` holds
-  auto product = [&](Panels panels, const A* from, int inputs, const void* weights, int outputs, float* y, bool add) {
-    multiply(panels, reinterpret_cast<const In*>(from), rows, inputs / per, static_cast<const W*>(weights), outputs, y, add);
-  };
-
-  if (hand.thread == 0) plan.next = 0;
   const A* inputs = normed(hand, x, layer.attention_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
-  product(panels_of(hand, all), inputs, hidden, layer.qkv, all, space.qkv, false);
+  Products<A, W>{rows}(panels_of(hand, all), inputs, hidden, layer.qkv, all, space.qkv, false);
   hand.wait();
   for (int r = hand.from(rows); r < hand.to(rows); r++)
     finish_row(layer, s, space.qkv + long(r) * all, places.cosines + long(r) * (dim / 2), places.sines + long(r) * (dim / 2),
                space.queries + long(r) * q, pages + places.slots[r] * s.kv_heads * dim);
   hand.wait();
+}
+
+template <class A, class W, class T>
+static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Space& space, int rows, float* x,
+                      const Places& places, int32_t number, AfterLayer after) {
+  const Shape& s = plan.shape;
+  int hidden = layer.hidden, inner = layer.inner, q = s.query_heads * s.head_dim;
+  auto* activated = static_cast<A*>(space.activated);
+  Products<A, W> product{rows};
+
+  if (hand.thread == 0) plan.next = 0;
+  write_kv<A, W, T>(hand, s, layer, space, rows, x, places);
   if (hand.thread == 0 && after) after(number);
 
   thread_local Scratch scratch;
-  attend_share(plan, layer.reach, pages, space.queries, space.outputs, scratch);
+  attend_share(plan, layer.reach, static_cast<const T*>(layer.pages), space.queries, space.outputs, scratch);
   hand.wait();
   if (plan.has_parts()) {
     merge_share<T>(hand, plan, space.outputs);
@@ -159,7 +175,7 @@ static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Sp
   product(panels_of(hand, hidden), attended, q, layer.out, hidden, x, true);
   hand.wait();
 
-  inputs = normed(hand, x, layer.mlp_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
+  const A* inputs = normed(hand, x, layer.mlp_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
   Panels both = panels_of(hand, 2 * inner, 2);
   product(both, inputs, hidden, layer.gate_up, 2 * inner, space.gate_up, false);
   activate(both, rows, inner, space.gate_up, activated);

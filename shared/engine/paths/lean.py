@@ -6,7 +6,6 @@ bf16 where the CPU multiplies bf16 itself). A row's logits are the same to the b
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 
 from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.attention.native import computes
-from shared.engine.native import kernels as native
-from shared.engine.native.kernels import Kernels, Layer, Places, Reach, Space
+from shared.engine.native.kernels import Kernels, Layer, Reach
 from shared.engine.native.plan import StepPlan
 from shared.engine.native.store import Store
 from shared.engine.paths.api import AfterLayer
+from shared.engine.paths.lean_pass import Pass, Space, whole_panels
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """Values of config.model_type whose layers are Llama's block, give or take biases and norms of Q and K."""
@@ -73,14 +72,13 @@ class LeanPath:
         )
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
-        self._space = _Space(0, self._config, shape, kernels.panel)
+        self._space = Space(0, self._config, shape, kernels.panel)
 
     def logits(
         self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
-        x = self.embed(token_ids)
-        self.enter(batch, x).through(self._part, after_layer)
-        return self.project(x[keep])
+        entered = self.enter(batch, self.embed(token_ids))
+        return self.finish(entered, self._part.start, keep.tolist(), after_layer)
 
     def fault(self) -> str:
         return ""
@@ -98,38 +96,33 @@ class LeanPath:
         """Rows that are to go through layers, changed in place. One batch at a time: the next one takes its room."""
         self._plan.set(batch)
         if len(x) > self._space.rows:
-            self._space = _Space(len(x), self._config, self._shape, self._kernels.panel)
-        return Pass(self, x, *self._angles(x, batch))
+            self._space = Space(len(x), self._config, self._shape, self._kernels.panel)
+        cosines, sines = self._angles(x, batch)
+        item_bytes = self._pages[self._part.start].element_size()
+        return Pass(
+            self._kernels, self._plan, self._space, self._layers, self._part.start, item_bytes,
+            batch, x, cosines, sines,
+        )  # fmt: skip
 
-    def run(
-        self,
-        layers: range,
-        x: torch.Tensor,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-        after_layer: AfterLayer | None,
-    ) -> None:
-        """For Pass."""
-        assert self._part.start <= layers.start < layers.stop <= self._part.stop
-        places = Places(cosines.data_ptr(), sines.data_ptr(), self._plan.slots.data_ptr())
-        told = _Told(after_layer, layers.start)
-        first = (layers.start - self._part.start) * ctypes.sizeof(Layer)
-        self._kernels.lib.tsukimi_layers(
-            self._plan.handle,
-            torch.get_num_threads(),
-            ctypes.byref(self._layers, first),
-            len(layers),
-            ctypes.byref(self._space.buffers),
-            len(x),
-            x.data_ptr(),
-            ctypes.byref(places),
-            self._pages[layers.start].element_size(),
-            told.callback,
-        )
-        told.check()
+    def finish(
+        self, entered: Pass, first: int, keep: Sequence[int], after_layer: AfterLayer | None
+    ) -> torch.Tensor:
+        """From layer `first` to logits [len(keep), vocab] of the rows `keep`, ascending. Only where the last layer is. Of
+        other rows that one's K and V alone are computed: nobody looks at them behind it."""
+        if len(keep) == len(entered.x):
+            entered.through(range(first, self._part.stop), after_layer)
+            return self._project(entered.x)
+        last = self._part.stop - 1
+        entered.through(range(first, last), after_layer)
+        entered.write_kv(last, after_layer)
+        if not keep:
+            return torch.empty(0, self.vocab)
+        kept = self.enter(entered.batch.only(keep, self._shape.block_tokens), entered.x[list(keep)])
+        kept.through(range(last, last + 1), None)
+        return self._project(kept.x)
 
-    def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of rows after the last layer. Only where that is."""
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of rows behind the last layer."""
         return self._kernels.product(x, self._head, self.vocab, self._norm, self._config.rms_norm_eps)
 
     def _angles(self, x: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +140,7 @@ class LeanPath:
         layer = Layer(
             kind=self._kind,
             hidden=self._config.hidden_size,
-            inner=_whole(self._config.intermediate_size, self._kernels.panel),
+            inner=whole_panels(self._config.intermediate_size, self._kernels.panel),
             epsilon=self._config.rms_norm_eps,
             qkv=self._weights(queries, keys, values),
             out=self._weights(attention.o_proj),
@@ -176,7 +169,7 @@ class LeanPath:
         parts = []
         for linear in linears:
             outputs, inputs = linear.weight.shape
-            whole = linear.weight.new_zeros(_whole(outputs, panel), inputs)
+            whole = linear.weight.new_zeros(whole_panels(outputs, panel), inputs)
             whole[:outputs] = linear.weight.detach()
             parts.append(whole.view(-1, panel, inputs))
         return self._kept_packed(torch.stack(parts, dim=1).flatten(0, 2), *linears)
@@ -184,7 +177,7 @@ class LeanPath:
     def _widened(self, linear: Any) -> int:
         """As _weights; the inputs are whole panels of what _in_turns computes."""
         outputs, inputs = linear.weight.shape
-        whole = linear.weight.new_zeros(outputs, _whole(inputs, self._kernels.panel))
+        whole = linear.weight.new_zeros(outputs, whole_panels(inputs, self._kernels.panel))
         whole[:, :inputs] = linear.weight.detach()
         return self._kept_packed(whole, linear)
 
@@ -199,65 +192,3 @@ class LeanPath:
         floats = weights.detach().float().contiguous()
         self._kept.append(floats)
         return floats
-
-
-class Pass:
-    """Rows on their way through the layers of a path."""
-
-    def __init__(self, path: LeanPath, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-        self._path = path
-        self._x = x
-        self._cosines = cosines
-        self._sines = sines
-
-    def through(self, layers: range, after_layer: AfterLayer | None) -> None:
-        """Take the rows through neighbouring layers that the path has. after_layer is told of each once its K and V are
-        in the pages."""
-        self._path.run(layers, self._x, self._cosines, self._sines, after_layer)
-
-
-def _whole(count: int, panel: int) -> int:
-    """Rounded up to whole panels."""
-    return -(-count // panel) * panel
-
-
-class _Told:
-    """Who is told of each layer, as the kernels call it."""
-
-    def __init__(self, after_layer: AfterLayer | None, first: int) -> None:
-        self._after_layer = after_layer
-        self._first = first
-        self._error: BaseException | None = None
-        self.callback = native.AfterLayer() if after_layer is None else native.AfterLayer(self._tell)
-
-    def _tell(self, layer: int) -> None:
-        """An error cannot pass through the kernels: it waits for `check`, and nobody is told of more layers."""
-        try:
-            if self._error is None and self._after_layer is not None:
-                self._after_layer(self._first + layer)
-        except BaseException as e:
-            self._error = e
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-class _Space:
-    """Buffers of a step of up to `rows` rows."""
-
-    def __init__(self, rows: int, config: Any, shape: AttentionShape, panel: int) -> None:
-        self.rows = rows
-        inner = _whole(config.intermediate_size, panel)
-        query = shape.query_heads * shape.head_dim
-        widths = {
-            "inputs": config.hidden_size,
-            "attended": query,
-            "activated": inner,
-            "qkv": query + 2 * shape.kv_heads * shape.head_dim,
-            "queries": query,
-            "outputs": query,
-            "gate_up": 2 * inner,
-        }
-        self._kept = {name: torch.zeros(rows * width) for name, width in widths.items()}
-        self.buffers = Space(**{name: kept.data_ptr() for name, kept in self._kept.items()})

@@ -53,8 +53,7 @@ class Stage:
         layers = arena_layers(Arena(setup.layout, setup.pages, memory=memory))
         torch.set_num_threads(setup.threads)
         model = hf.load_model(Path(setup.folder), DTYPES[setup.dtype], torch.device("cpu"))
-        self._part = setup.part.layers
-        self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), self._part)
+        self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), setup.part.layers)
 
     def take(self, rows: Rows, payload: bytearray) -> None:
         """Compute a piece, and pass on what comes out."""
@@ -74,9 +73,7 @@ class Stage:
             if self._onward is not None:
                 self._onward.carry(rows, x, lambda layers: entered.through(layers, after_layer))
                 return
-            entered.through(range(rows.layer, self._part.stop), after_layer)
-            kept = x[list(rows.keep)]
-            logits = self._path.project(kept) if rows.keep else kept
+            logits = self._path.finish(entered, rows.layer, rows.keep, after_layer)
         self._control.send(PieceDone(), raw(logits))
 
     def _reach(self, layer: int) -> None:
