@@ -39,7 +39,7 @@ struct Library {
   int32_t (*has_pairs)();
   void* (*plan_new)(int32_t, int32_t, int32_t, int32_t, float);
   void (*plan_free)(void*);
-  void (*plan_set)(void*, const int32_t*, int32_t, const int32_t*, int32_t);
+  void (*plan_set)(void*, int32_t, const int32_t*, int32_t, const int32_t*, int32_t);
   void (*attend)(void*, int32_t, int32_t, const void*, int32_t, float, const float*, float*);
   void (*pack)(int32_t, int32_t, const void*, int32_t, int32_t, void*);
   void (*head)(int32_t, int32_t, const float*, const float*, float, int32_t, int32_t, const void*, int32_t, void*, float*);

@@ -66,7 +66,7 @@ struct Step {
     }
     before = pages;
     plan = lib.plan_new(heads.query, heads.kv, heads.dim, block, float(heads.scale));
-    lib.plan_set(plan, spans.data(), int(sequences.size()), table.data(), int(table.size()));
+    lib.plan_set(plan, 1, spans.data(), int(sequences.size()), table.data(), int(table.size()));
   }
 
   Step(const Step&) = delete;

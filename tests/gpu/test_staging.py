@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.core.blocks import blocks_for  # noqa: E402
 from shared.dataplane.arena import Arena  # noqa: E402
-from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
 from shared.engine.mirrored import MirroredPages  # noqa: E402
 from shared.engine.paged import arena_layers  # noqa: E402
 from shared.engine.staging.stager import BUFFERS  # noqa: E402
 from shared.protocol.model import KVLayout  # noqa: E402
+from tests.support.packed import packed  # noqa: E402
 
 LAYOUT = KVLayout(layers=6, kv_heads=4, head_dim=64, block_tokens=16, dtype="bfloat16", dtype_bytes=2)
 PAGES = 64
@@ -52,12 +52,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world.arena.close()
 
 
-def step(*parts: tuple[int, int, tuple[int, ...]]) -> AttentionBatch:
-    spans, row = [], 0
-    for start, end, pages in parts:
-        spans.append(Span(start, end, pages[: blocks_for(end, LAYOUT.block_tokens)], row))
-        row += end - start
-    return AttentionBatch(tuple(spans))
+step = partial(packed, LAYOUT.block_tokens)
 
 
 PROMPT = step((0, 500, tuple(range(40, 8, -1))), (30, 64, (41, 2, 50, 1)))

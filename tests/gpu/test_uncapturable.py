@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,20 +10,14 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from structlog.testing import capture_logs  # noqa: E402
 
-from shared.engine import hf  # noqa: E402
 from tests.gpu.test_graphs import assert_same, twins_of  # noqa: E402
+from tests.support.twins import waits_for_the_device  # noqa: E402
 
 
 def test_what_cannot_be_captured_is_computed_kernel_by_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hf.forward
-
-    def waits(model: Any, token_ids: Any, *rest: Any) -> Any:
-        int(token_ids[0])
-        return real(model, token_ids, *rest)
-
-    monkeypatch.setattr(hf, "forward", waits)
+    waits_for_the_device(monkeypatch)
     with capture_logs() as logs:
         twins = twins_of(tmp_path, "Llama")
     assert twins.graphed.captured == ()

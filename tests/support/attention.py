@@ -9,7 +9,8 @@ import torch
 from msgspec import Struct
 
 from shared.core.blocks import blocks_for
-from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Span
+from shared.engine.attention.api import AttentionBackend, AttentionShape
+from tests.support.packed import packed
 
 LAYERS = 2
 
@@ -68,12 +69,8 @@ class Bench:
 
     def run(self, parts: Sequence[tuple[KnownSequence, int, int]]) -> list[list[torch.Tensor]]:
         """One step over positions start .. end-1 of each sequence: [layer][sequence] outputs."""
-        spans, row = [], 0
-        for sequence, start, end in parts:
-            pages = sequence.pages[: blocks_for(end, self.shape.block_tokens)]
-            spans.append(Span(start, end, pages, row))
-            row += end - start
-        self.backend.plan(AttentionBatch(tuple(spans)))
+        told = ((start, end, sequence.pages) for sequence, start, end in parts)
+        self.backend.plan(packed(self.shape.block_tokens, *told))
         return [self._layer(layer, parts) for layer in range(LAYERS)]
 
     def worst_error(self, parts: Sequence[tuple[KnownSequence, int, int]]) -> float:

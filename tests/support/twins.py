@@ -6,18 +6,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from shared.core.blocks import blocks_for
 from shared.engine import hf
-from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
+from shared.engine.attention.api import AttentionShape
 from shared.engine.graphs.sizes import capture_sizes
 from shared.engine.paths.general import GeneralPath
 from shared.engine.paths.graphed import GraphedPath
+from tests.support.packed import packed
 
 GARBAGE = 1e3
 Part = tuple[int, int, tuple[int, ...]]
 """Positions start .. end-1 of a sequence, and its pages."""
+
+
+def waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that look at what the device has computed: such a step cannot be captured."""
+    real = hf.forward
+
+    def waits(model: Any, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        int(token_ids[0])
+        return real(model, token_ids, *rest)
+
+    monkeypatch.setattr(hf, "forward", waits)
 
 
 class Twins:
@@ -54,13 +66,9 @@ class Twins:
 
     def run(self, parts: list[Part], told: list[int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """One step with made-up tokens: all rows' logits, captured and plain."""
-        row, packed = 0, []
-        for start, end, pages in parts:
-            packed.append(Span(start, end, pages[: blocks_for(end, self.block)], row))
-            row += end - start
-        batch = AttentionBatch(tuple(packed))
-        ids = [(7 * at + 13 * s.pages[0]) % 300 + 1 for s in packed for at in range(s.start, s.end)]
-        given = batch, torch.tensor(ids), torch.arange(row)
+        batch = packed(self.block, *parts)
+        ids = [(7 * at + 13 * s.pages[0]) % 300 + 1 for s in batch.spans for at in range(s.start, s.end)]
+        given = batch, torch.tensor(ids), torch.arange(len(ids))
         with torch.inference_mode():
             after = None if told is None else told.append
             return self.graphed.logits(*given, after), self.plain.logits(*given, None)

@@ -43,9 +43,12 @@ static inline vf multiply_add(vf sum, vp weights, const pair* x) {
 }
 #endif
 
+// How x lies: a row's inputs beside each other, or an input's rows.
+enum Lie { ROWS_OF_INPUTS, COLUMNS };
+
 // One tile: R rows of x, `depth` inputs of them, times two vectors of outputs. w rows are `ldw` apart. Meanwhile as many
 // of the weights at `ahead` come nearer: memory works while the CPU does.
-template <int R, class X, class W>
+template <int R, Lie LIE, class X, class W>
 static inline void tile(const X* x, long ldx, const W* w, long ldw, const W* ahead, int depth, float* y, long ldy,
                         bool add) {
   vf acc[R][2];
@@ -57,8 +60,9 @@ static inline void tile(const X* x, long ldx, const W* w, long ldw, const W* ahe
     w += ldw, ahead += ldw;
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-      acc[r][0] = multiply_add(acc[r][0], left, x + r * ldx + k);
-      acc[r][1] = multiply_add(acc[r][1], right, x + r * ldx + k);
+      const X* at = LIE == COLUMNS ? x + k * ldx + r : x + r * ldx + k;
+      acc[r][0] = multiply_add(acc[r][0], left, at);
+      acc[r][1] = multiply_add(acc[r][1], right, at);
     }
   }
 #pragma GCC unroll 16
@@ -69,10 +73,10 @@ static inline void tile(const X* x, long ldx, const W* w, long ldw, const W* ahe
     }
 }
 
-template <class X, class W>
+template <Lie LIE = ROWS_OF_INPUTS, class X, class W>
 static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw, const W* ahead, int depth, float* y,
                            long ldy, bool add) {
-#define ROWS(R) case R: return tile<R>(x, ldx, w, ldw, ahead, depth, y, ldy, add);
+#define ROWS(R) case R: return tile<R, LIE>(x, ldx, w, ldw, ahead, depth, y, ldy, add);
   switch (rows) {
     ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if defined(__AVX__)

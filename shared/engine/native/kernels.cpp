@@ -71,13 +71,14 @@ void* tsukimi_plan_new(int32_t query_heads, int32_t kv_heads, int32_t head_dim, 
 
 void tsukimi_plan_free(void* plan) { delete static_cast<Plan*>(plan); }
 
-// spans: (start, tokens, first row, first page in `pages`) each.
-void tsukimi_plan_set(void* handle, const int32_t* spans, int32_t n_spans, const int32_t* pages, int32_t n_pages) {
+// spans: (start, tokens, first row, first page in `pages`) each. What is computed does not depend on `threads`.
+void tsukimi_plan_set(void* handle, int32_t threads, const int32_t* spans, int32_t n_spans, const int32_t* pages,
+                      int32_t n_pages) {
   Plan& plan = *static_cast<Plan*>(handle);
   plan.spans.resize(n_spans);
   memcpy(plan.spans.data(), spans, n_spans * sizeof(Span));
   plan.pages.assign(pages, pages + n_pages);
-  plan.lay_out();
+  plan.lay_out(threads);
 }
 
 // queries and outputs [rows][query_heads][head_dim]; the step's keys and values are in the pages already.

@@ -165,7 +165,7 @@ def load_build(build: Build) -> Kernels:
         ("has_pairs", ()),
         ("plan_new", (i, i, i, i, f)),
         ("plan_free", (p,)),
-        ("plan_set", (p, p, i, p, i)),
+        ("plan_set", (p, i, p, i, p, i)),
         ("attend", (p, i, i, p, i, f, p, p)),
         ("pack", (i, i, p, i, i, p)),
         ("head", (i, i, p, p, f, i, i, p, i, p, p)),

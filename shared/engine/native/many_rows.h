@@ -1,13 +1,61 @@
 // Attention of many rows (prefill): tile by tile of keys, through two small matrix products with a running softmax.
+//
+// Queries are turned once, so that a vector holds one number of neighbouring queries: keys and values are then read as
+// they lie in the pages, and the softmax needs nothing across a vector. A query's sums run in one fixed order, whatever
+// queries are beside it.
 #pragma once
 
 #include "plan.h"
 
-static inline void product(const float* x, long ldx, int rows, const float* w, long ldw, int depth, int outputs, float* y,
-                           long ldy, bool add) {
-  for (int n = 0; n < outputs; n += PANEL)
-    for (int r = 0; r < rows; r += TILE_ROWS)
-      tile_of(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, x + r * ldx, ldx, w + n, ldw, w + n, depth, y + r * ldy + n, ldy, add);
+// The queries of a unit, in panels; a vector of them is called a lane.
+struct Queries {
+  const Plan& plan;
+  const Unit& unit;
+  int dim, group, rows, across;
+
+  Queries(const Plan& plan, const Unit& unit)
+      : plan(plan), unit(unit), dim(plan.shape.head_dim), group(plan.group()), rows((unit.to - unit.from) * group),
+        across((rows + PANEL - 1) / PANEL * PANEL) {}
+
+  // Where row r is among a step's queries, or outputs.
+  long at(int r) const {
+    long token = plan.spans[unit.span].first_row + unit.from + r / group;
+    return (token * plan.shape.query_heads + unit.head * group + r % group) * dim;
+  }
+
+  int position(int r) const { return plan.spans[unit.span].start + unit.from + (r < rows ? r : rows - 1) / group; }
+};
+
+// Logits of `count` keys from position `tile` on become weights, not yet divided by their sum; `keep` is what the sums so
+// far count beside them. One lane.
+static inline void soften(const Reach& reach, float* logits, long step, int tile, int count, const int32_t* positions,
+                          float* most, float* total, float* keep) {
+  vi position;
+  memcpy(&position, positions, sizeof position);
+  bool hides = tile + count - 1 > positions[0] || (reach.window > 0 && tile <= positions[LANES - 1] - reach.window);
+  vf top = load(most);
+  for (int j = 0; j < count; j++) {
+    vf x = load(logits + j * step);
+    if (reach.cap > 0) x = tanhv(x / reach.cap) * (reach.cap * LOG2E);
+    if (hides) {
+      int key = tile + j;
+      vi hidden = key > position;
+      if (reach.window > 0) hidden |= key <= position - reach.window;
+      x = hidden ? splat(-INFINITY) : x;
+    }
+    if (hides || reach.cap > 0) store(logits + j * step, x);
+    top = larger(top, x);
+  }
+  vf base = top == -INFINITY ? vf{} : top;  // nothing seen yet
+  vf kept = exp2v(load(most) - base), sums = {};
+  for (int j = 0; j < count; j++) {
+    vf e = exp2v(load(logits + j * step) - base);
+    store(logits + j * step, e);
+    sums += e;
+  }
+  store(total, load(total) * kept + sums);
+  store(most, top);
+  store(keep, kept);
 }
 
 template <class T>
@@ -15,20 +63,21 @@ static void many_rows(const Plan& plan, const Unit& unit, const Reach& reach, co
                       float* output, Scratch& scratch) {
   const Shape& shape = plan.shape;
   const Span& span = plan.spans[unit.span];
-  int dim = shape.head_dim, group = plan.group(), tokens = unit.to - unit.from, rows = tokens * group;
-  int wide = (dim + PANEL - 1) / PANEL * PANEL;
+  Queries of{plan, unit};
+  int dim = of.dim, rows = of.rows, across = of.across, wide = (dim + PANEL - 1) / PANEL * PANEL;
   Rows<T> kv{base, plan, span, unit.head};
-  scratch.q.resize(rows * dim), scratch.k.resize(dim * KEYS), scratch.v.assign(KEYS * wide, 0);
-  scratch.s.resize(rows * KEYS), scratch.o.assign(long(rows) * wide, 0);
-  scratch.most.assign(rows, -INFINITY), scratch.total.assign(rows, 0);
+  scratch.q.assign(long(across) * dim, 0), scratch.k.resize(KEYS * dim), scratch.v.assign(KEYS * wide, 0);
+  scratch.s.resize(long(KEYS) * across), scratch.o.assign(long(rows) * wide, 0), scratch.positions.resize(across);
+  scratch.most.assign(across, -INFINITY), scratch.total.assign(across, 0), scratch.keep.resize(across);
   float *q = scratch.q.data(), *k = scratch.k.data(), *v = scratch.v.data(), *s = scratch.s.data(), *o = scratch.o.data();
-  float to_base_2 = reach.cap > 0 ? 1.0f : LOG2E;
-  for (int r = 0; r < rows; r++) {
-    const float* from = queries + (long(span.first_row + unit.from + r / group) * shape.query_heads + unit.head * group + r % group) * dim;
-    for (int d = 0; d < dim; d++) q[r * dim + d] = from[d] * shape.scale * to_base_2;
-  }
-  int first_position = span.start + unit.from, end = span.start + unit.to;
-  int begin = reach.window > 0 && first_position + 1 > reach.window ? first_position + 1 - reach.window : 0;
+  const float* keep = scratch.keep.data();
+  float scale = shape.scale * (reach.cap > 0 ? 1.0f : LOG2E);
+  for (int r = 0; r < across; r++) scratch.positions[r] = of.position(r);
+  for (int r = 0; r < rows; r++)
+    for (int d = 0; d < dim; d++) q[(long(r / PANEL) * dim + d) * PANEL + r % PANEL] = queries[of.at(r) + d] * scale;
+
+  int first = span.start + unit.from, end = span.start + unit.to;
+  int begin = reach.window > 0 && first + 1 > reach.window ? first + 1 - reach.window : 0;
   for (int tile = begin / KEYS * KEYS; tile < end; tile += KEYS) {
     int count = end - tile < KEYS ? end - tile : KEYS;
     for (int j = 0; j < count;) {
@@ -36,44 +85,26 @@ static void many_rows(const Plan& plan, const Unit& unit, const Reach& reach, co
       if (page_end > count) page_end = count;
       const T *key = kv.key(tile + j), *value = kv.value(tile + j);
       for (; j < page_end; j++, key += kv.stride(), value += kv.stride()) {
-        for (int d = 0; d < dim; d++) k[d * KEYS + j] = scalar(key + d);
+        for (int d = 0; d < dim; d++) k[j * dim + d] = scalar(key + d);
         for (int d = 0; d < dim; d++) v[j * wide + d] = scalar(value + d);
       }
     }
-    for (int d = 0; count < KEYS && d < dim; d++)
-      for (int j = count; j < KEYS; j++) k[d * KEYS + j] = 0;
-    product(q, dim, rows, k, KEYS, dim, KEYS, s, KEYS, false);
-    for (int r = 0; r < rows; r++) {
-      float* row = s + r * KEYS;
-      int position = first_position + r / group;
-      if (reach.cap > 0)
-        for (int j = 0; j < KEYS; j += LANES) store(row + j, tanhv(load(row + j) / reach.cap) * (reach.cap * LOG2E));
-      for (int j = position + 1 - tile > 0 ? position + 1 - tile : 0; j < KEYS; j++) row[j] = -INFINITY;
-      int hidden = reach.window > 0 ? position + 1 - reach.window - tile : 0;
-      for (int j = 0; j < hidden && j < KEYS; j++) row[j] = -INFINITY;
-      vf top = load(row);
-      for (int j = LANES; j < KEYS; j += LANES) top = larger(top, load(row + j));
-      float most = std::fmax(scratch.most[r], largest(top));
-      if (most == -INFINITY) {
-        for (int j = 0; j < KEYS; j++) row[j] = 0;
-        continue;
+    for (int n = 0; n < across; n += PANEL)
+      for (int j = 0; j < count; j += TILE_ROWS) {
+        const float* w = q + long(n) * dim;
+        tile_of(count - j < TILE_ROWS ? count - j : TILE_ROWS, k + j * dim, dim, w, PANEL, w, dim, s + long(j) * across + n, across, false);
       }
-      float keep = std::exp2(scratch.most[r] - most);
-      vf total = {};
-      for (int j = 0; j < KEYS; j += LANES) {
-        vf e = exp2v(load(row + j) - most);
-        store(row + j, e);
-        total += e;
-      }
-      scratch.total[r] = scratch.total[r] * keep + sum(total);
-      scratch.most[r] = most;
-      if (keep != 1.0f)
-        for (int d = 0; d < wide; d += LANES) store(o + r * wide + d, load(o + r * wide + d) * keep);
+    bool rescales = false;
+    for (int n = 0; n < across; n += LANES) {
+      soften(reach, s + n, across, tile, count, &scratch.positions[n], &scratch.most[n], &scratch.total[n], &scratch.keep[n]);
+      for (int r = n; r < n + LANES; r++) rescales |= keep[r] != 1.0f;
     }
-    product(s, KEYS, rows, v, wide, count, wide, o, wide, true);
+    for (int r = 0; rescales && r < rows; r++)
+      for (int d = 0; d < wide; d += LANES) store(o + r * wide + d, load(o + r * wide + d) * keep[r]);
+    for (int r = 0; r < rows; r += TILE_ROWS)
+      for (int n = 0; n < wide; n += PANEL)
+        tile_of<COLUMNS>(rows - r < TILE_ROWS ? rows - r : TILE_ROWS, s + r, across, v + n, wide, v + n, count, o + r * wide + n, wide, true);
   }
-  for (int r = 0; r < rows; r++) {
-    float* to = output + (long(span.first_row + unit.from + r / group) * shape.query_heads + unit.head * group + r % group) * dim;
-    for (int d = 0; d < dim; d++) to[d] = o[r * wide + d] / scratch.total[r];
-  }
+  for (int r = 0; r < rows; r++)
+    for (int d = 0; d < dim; d++) output[of.at(r) + d] = o[r * wide + d] / scratch.total[r];
 }

@@ -27,7 +27,8 @@ constexpr int DOT_ROWS = 16;
 constexpr int TOGETHER = 256;
 constexpr int MAX_DIM = 512;
 constexpr int KEYS = 64;
-constexpr int MANY_ROWS = 96;
+constexpr int MANY_ROWS = 192;
+constexpr int UNITS_PER_THREAD = 2;
 
 struct Unit {
   int32_t span, head, heads;  // KV heads from `head` on
@@ -57,11 +58,22 @@ struct Plan {
     return heads;
   }
 
-  void lay_out() {
+  // Queries of a unit of many rows: the more, the less often keys and values are read, but all threads need some.
+  int step_for(int threads) const {
+    for (int rows = MANY_ROWS;; rows /= 2) {
+      int step = rows / group() > 0 ? rows / group() : 1;
+      long made = 0;
+      for (const Span& s : spans)
+        if (!few(s)) made += long((s.tokens + step - 1) / step) * shape.kv_heads;
+      if (threads == 1 || made >= long(threads) * UNITS_PER_THREAD || rows <= MANY_ROWS / 4) return step;
+    }
+  }
+
+  void lay_out(int threads) {
     units.clear();
     int heads = together();
     part_floats = long(DOT_ROWS) * (shape.head_dim + 2);
-    int part = 0;
+    int part = 0, step = step_for(threads);
     for (int pass = 0; pass < 2; pass++)  // the largest units first
       for (size_t i = 0; i < spans.size(); i++) {
         const Span& s = spans[i];
@@ -74,7 +86,6 @@ struct Plan {
               units.push_back({int32_t(i), h, heads, k, k + CHUNK < end ? k + CHUNK : end, 1, part});
           continue;
         }
-        int step = MANY_ROWS / group() > 0 ? MANY_ROWS / group() : 1;
         int tiles = (s.tokens + step - 1) / step;
         for (int t = tiles - 1; t >= 0; t--)
           for (int h = 0; h < shape.kv_heads; h++) {
@@ -105,5 +116,6 @@ struct Rows {
 };
 
 struct Scratch {
-  std::vector<float> q, k, v, s, o, most, total;
+  std::vector<float> q, k, v, s, o, most, total, keep;
+  std::vector<int32_t> positions;
 };

@@ -36,7 +36,7 @@ class StepPlan:
         )
         pages = torch.tensor([page for span in spans for page in span.pages], dtype=torch.int32)
         self._kernels.lib.tsukimi_plan_set(
-            self.handle, told.data_ptr(), len(spans), pages.data_ptr(), len(pages)
+            self.handle, torch.get_num_threads(), told.data_ptr(), len(spans), pages.data_ptr(), len(pages)
         )
         block = self._block_tokens
         slots = torch.tensor(list(batch.slots(block)), dtype=torch.long)

@@ -6,15 +6,15 @@ Device and host are one here. All is run by a lane that works at once, and by on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.core.blocks import blocks_for  # noqa: E402
 from shared.dataplane.arena import Arena  # noqa: E402
-from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
+from shared.engine.attention.api import AttentionBatch  # noqa: E402
 from shared.engine.mirrored import MirroredPages  # noqa: E402
 from shared.engine.paged import arena_layers  # noqa: E402
 from shared.engine.staging.lanes import HostLane  # noqa: E402
@@ -22,6 +22,7 @@ from shared.engine.staging.stager import BUFFERS  # noqa: E402
 from shared.protocol.errors import Invalid  # noqa: E402
 from shared.protocol.model import KVLayout  # noqa: E402
 from tests.support.late_lane import LateLane  # noqa: E402
+from tests.support.packed import packed  # noqa: E402
 
 LAYOUT = KVLayout(layers=5, kv_heads=1, head_dim=2, block_tokens=8, dtype="bfloat16", dtype_bytes=2)
 PAGES = 12
@@ -79,12 +80,7 @@ def world(request: pytest.FixtureRequest, size: int) -> Iterator[World]:
     world.arena.close()
 
 
-def step(*parts: tuple[int, int, tuple[int, ...]]) -> AttentionBatch:
-    spans, row = [], 0
-    for start, end, pages in parts:
-        spans.append(Span(start, end, pages[: blocks_for(end, LAYOUT.block_tokens)], row))
-        row += end - start
-    return AttentionBatch(tuple(spans))
+step = partial(packed, LAYOUT.block_tokens)
 
 
 def test_landed_blocks_are_copied_before_their_first_use(world: World) -> None:

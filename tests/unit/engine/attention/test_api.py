@@ -9,24 +9,20 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.attention.api import AttentionBatch, Span
+from tests.support.packed import packed_apart
 
 BLOCK = 16
 
 
 def batch(*shares: tuple[int, int]) -> AttentionBatch:
     """Sequences of (start, tokens)."""
-    spans, row = [], 0
-    for i, (start, tokens) in enumerate(shares):
-        pages = tuple(range(100 * i, 100 * i + -(-(start + tokens) // BLOCK)))
-        spans.append(Span(start, start + tokens, pages, row))
-        row += tokens
-    return AttentionBatch(tuple(spans))
+    return packed_apart(BLOCK, *((start, start + tokens) for start, tokens in shares))
 
 
 def test_a_span_that_is_kept_whole_stays_one() -> None:
     whole = batch((5, 1), (0, 3), (32, 2))
     assert whole.only(range(6), BLOCK) == whole
-    assert whole.only([1, 2, 3], BLOCK).spans == (Span(0, 3, (100,), 0),)
+    assert whole.only([1, 2, 3], BLOCK).spans == (Span(0, 3, (1000,), 0),)
 
 
 def test_rows_of_a_span_become_spans_of_one() -> None:
@@ -34,7 +30,7 @@ def test_rows_of_a_span_become_spans_of_one() -> None:
     assert kept.spans == (
         Span(13, 14, (0,), 0),
         Span(49, 50, (0, 1, 2, 3), 1),
-        Span(3, 4, (100,), 2),
+        Span(3, 4, (1000,), 2),
     )
 
 

@@ -12,11 +12,10 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from structlog.testing import capture_logs  # noqa: E402
 
-from shared.engine import hf  # noqa: E402
 from tests.support.fixed_attention import FixableReference  # noqa: E402
 from tests.support.recorded import HostRead, Recorder, as_it_comes  # noqa: E402
 from tests.support.tiny import save_tiny  # noqa: E402
-from tests.support.twins import GARBAGE, Twins, worst  # noqa: E402
+from tests.support.twins import GARBAGE, Twins, waits_for_the_device, worst  # noqa: E402
 
 MOST = 4
 MODELS: dict[str, dict[str, Any]] = {
@@ -151,13 +150,7 @@ def test_what_cannot_be_captured_is_warned_of_once_and_computed_as_it_comes(
 
 
 def test_a_model_that_waits_for_the_device_is_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = hf.forward
-
-    def waits(model: Any, token_ids: Any, *rest: Any) -> Any:
-        int(token_ids[0])
-        return real(model, token_ids, *rest)
-
-    monkeypatch.setattr(hf, "forward", waits)
+    waits_for_the_device(monkeypatch)
     with capture_logs() as logs:
         twins = Twins(save_tiny(tmp_path), Recorder, FixableReference)
     assert twins.graphed.captured == ()

@@ -11,20 +11,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.attention.api import AttentionBatch, Span
+from shared.engine.attention.api import AttentionBatch
 from shared.engine.pipeline.slices import ALIGN, SEAM_LAYERS, layer_slices, pieces
+from tests.support.packed import packed_apart
 
 BLOCK = 16
 
 
 def batch(*shares: tuple[int, int]) -> AttentionBatch:
     """Sequences of (start, tokens)."""
-    spans, row = [], 0
-    for i, (start, tokens) in enumerate(shares):
-        pages = tuple(range(1000 * i, 1000 * i + -(-(start + tokens) // BLOCK)))
-        spans.append(Span(start, start + tokens, pages, row))
-        row += tokens
-    return AttentionBatch(tuple(spans))
+    return packed_apart(BLOCK, *((start, start + tokens) for start, tokens in shares))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -10,20 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.blocks import blocks_for
-from shared.engine.attention.api import AttentionBatch, Span
+from shared.engine.attention.api import AttentionBatch
 from shared.engine.staging.written import Written, written
+from tests.support.packed import packed
 
 BLOCK = 8
 
 
 def batch(*parts: tuple[int, int]) -> AttentionBatch:
     """Spans of positions start .. end-1, each in pages of its own."""
-    spans, row, free = [], 0, iter(range(1000))
-    for start, end in parts:
-        pages = tuple(next(free) for _ in range(blocks_for(end, BLOCK)))
-        spans.append(Span(start, end, pages, row))
-        row += end - start
-    return AttentionBatch(tuple(spans))
+    free = count()
+    return packed(BLOCK, *((start, end, [next(free) for _ in range(blocks_for(end, BLOCK))]) for start, end in parts))
 
 
 def test_a_decode_step_is_copied_row_by_row() -> None:
