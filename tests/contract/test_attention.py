@@ -148,6 +148,20 @@ def test_chunks_larger_than_a_tile_of_queries(backend: str) -> None:
     assert case.worst_error([(sequence, 33, 700)]) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=40)])
+def test_prompts_are_bit_equal_in_every_number_of_threads(backend: str, reach: Reach) -> None:
+    """However the work is cut for them."""
+    if not backend.startswith("native"):
+        pytest.skip("torch's sums depend on the threads")
+    case = bench(backend, shape(reaches=(reach, Reach())))
+    parts = [(case.sequence(length), 0, length) for length in (9, 150, 33)]
+    one = case.run(parts)
+    for threads in (2, 3, 16):
+        torch.set_num_threads(threads)
+        for alone, together in zip(one, case.run(parts), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
 def test_prompts_chunks_and_decodes_in_one_step(backend: str) -> None:
     case = bench(backend, shape())
     old, middle, new = case.sequence(50), case.sequence(60), case.sequence(33)

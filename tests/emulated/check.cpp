@@ -118,6 +118,7 @@ static bool attention(const Library& lib, int kv_bytes) {
       }
     Floats from = floats_of(queries), one(from.size(), 7), two(from.size(), 7);
     lib.attend(step.plan, 1, kv_bytes, step.pages[0].data(), asked.window, float(asked.cap), from.data(), one.data());
+    step.lay_out_for(2);
     lib.attend(step.plan, 2, kv_bytes, step.pages[0].data(), asked.window, float(asked.cap), from.data(), two.data());
     std::string which = std::to_string(s.query) + "/" + std::to_string(s.kv) + " heads of " + std::to_string(s.dim) +
                         ", window " + std::to_string(asked.window) + ", cap " + std::to_string(asked.cap);

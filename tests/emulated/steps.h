@@ -36,10 +36,10 @@ struct Step {
   std::vector<Sequence> sequences;
   std::vector<Halves> pages, before;  // of each layer, whatever the type
   std::vector<int64_t> slots;
+  std::vector<int32_t> spans, table;  // as plans take them
 
   Step(const Library& lib, const Heads& heads, const std::vector<Sequence>& which, int kv_bytes, int layers, Random& random)
       : lib(lib), heads(heads), kv_bytes(kv_bytes), sequences(which) {
-    std::vector<int32_t> spans, table;
     int block = heads.block_tokens, total = 3;
     for (const Sequence& s : sequences) total += (s.start + s.tokens + block - 1) / block;
     std::vector<int> free;
@@ -66,7 +66,12 @@ struct Step {
     }
     before = pages;
     plan = lib.plan_new(heads.query, heads.kv, heads.dim, block, float(heads.scale));
-    lib.plan_set(plan, 1, spans.data(), int(sequences.size()), table.data(), int(table.size()));
+    lay_out_for(1);
+  }
+
+  // The plan, for so many threads.
+  void lay_out_for(int threads) {
+    lib.plan_set(plan, threads, spans.data(), int(sequences.size()), table.data(), int(table.size()));
   }
 
   Step(const Step&) = delete;
@@ -165,6 +170,7 @@ struct Model {
     Space space{inputs.data(), attended.data(), activated.data(), qkv.data(), queries.data(), outputs.data(), gate_up.data()};
     Places places{c.data(), s.data(), step.slots.data()};
     for (size_t i = 0; i < layers.size(); i++) layers[i].pages = step.pages[i].data();
+    step.lay_out_for(threads);
     lib.layers(step.plan, threads, layers.data(), int(layers.size()), &space, rows, x.data(), &places, step.kv_bytes, after);
   }
 

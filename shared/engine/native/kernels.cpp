@@ -23,12 +23,12 @@ template <class T>
 static void write_kv_of(const Hand& hand, const Plan& plan, const Layer& layer, const Space& space, int rows,
                         const float* x, const Places& places) {
   if (layer.kind == FLOATS)
-    write_kv<float, float, T>(hand, plan.shape, layer, space, rows, x, places);
+    write_kv<float, float, T>(hand, plan.shape, layer, space, rows, x, places, false);
   else if (layer.kind == BF16)
-    write_kv<float, bf16, T>(hand, plan.shape, layer, space, rows, x, places);
+    write_kv<float, bf16, T>(hand, plan.shape, layer, space, rows, x, places, false);
 #if defined(__AVX512BF16__)
   else
-    write_kv<bf16, pair, T>(hand, plan.shape, layer, space, rows, x, places);
+    write_kv<bf16, pair, T>(hand, plan.shape, layer, space, rows, x, places, false);
 #endif
 }
 

@@ -92,20 +92,20 @@ static void rotate(float* x, const float* cosines, const float* sines, int dim) 
   }
 }
 
-// One row: bias, norms of queries and keys, rotation; keys and values go into the pages.
+// One row: bias, norms of queries and keys, rotation; keys and values go into the pages. Null queries: nobody wants them.
 template <class T>
 static void finish_row(const Layer& layer, const Shape& s, float* qkv, const float* cosines, const float* sines,
                        float* queries, T* slot) {
-  int dim = s.head_dim, heads = s.query_heads, kv = s.kv_heads;
+  int dim = s.head_dim, heads = s.query_heads, kv = s.kv_heads, first = queries ? 0 : heads;
   if (layer.qkv_bias)
-    for (int i = 0; i < (heads + 2 * kv) * dim; i++) qkv[i] += layer.qkv_bias[i];
-  for (int h = 0; h < heads + kv; h++) {
+    for (int i = first * dim; i < (heads + 2 * kv) * dim; i++) qkv[i] += layer.qkv_bias[i];
+  for (int h = first; h < heads + kv; h++) {
     float* x = qkv + h * dim;
     const float* weight = h < heads ? layer.query_norm : layer.key_norm;
     if (weight) norm(x, weight, layer.epsilon, dim, x);
     rotate(x, cosines, sines, dim);
   }
-  memcpy(queries, qkv, sizeof(float) * heads * dim);
+  if (queries) memcpy(queries, qkv, sizeof(float) * heads * dim);
   long values = long(s.block_tokens) * kv * dim;
   for (int i = 0; i < kv * dim; i++) {
     put(slot + i, qkv[heads * dim + i]);
@@ -136,19 +136,22 @@ struct Products {
   }
 };
 
-// The first half: queries go into the space, keys and values into the pages. All threads are through when it returns.
+// The first half: keys and values go into the pages, queries, if they are wanted, into the space. All threads are through
+// when it returns.
 template <class A, class W, class T>
 static void write_kv(const Hand& hand, const Shape& s, const Layer& layer, const Space& space, int rows, const float* x,
-                     const Places& places) {
+                     const Places& places, bool queries) {
   int hidden = layer.hidden, dim = s.head_dim;
   int q = s.query_heads * dim, all = q + 2 * s.kv_heads * dim;
   T* pages = static_cast<T*>(layer.pages);
   const A* inputs = normed(hand, x, layer.attention_norm, layer.epsilon, rows, hidden, static_cast<A*>(space.inputs));
-  Products<A, W>{rows}(panels_of(hand, all), inputs, hidden, layer.qkv, all, space.qkv, false);
+  int spared = queries ? 0 : q / PANEL;
+  Panels panels = panels_of(hand, all - spared * PANEL);
+  Products<A, W>{rows}({spared + panels.first, spared + panels.last}, inputs, hidden, layer.qkv, all, space.qkv, false);
   hand.wait();
   for (int r = hand.from(rows); r < hand.to(rows); r++)
     finish_row(layer, s, space.qkv + long(r) * all, places.cosines + long(r) * (dim / 2), places.sines + long(r) * (dim / 2),
-               space.queries + long(r) * q, pages + places.slots[r] * s.kv_heads * dim);
+               queries ? space.queries + long(r) * q : nullptr, pages + places.slots[r] * s.kv_heads * dim);
   hand.wait();
 }
 
@@ -161,7 +164,7 @@ static void run_layer(const Hand& hand, Plan& plan, const Layer& layer, const Sp
   Products<A, W> product{rows};
 
   if (hand.thread == 0) plan.next = 0;
-  write_kv<A, W, T>(hand, s, layer, space, rows, x, places);
+  write_kv<A, W, T>(hand, s, layer, space, rows, x, places, true);
   if (hand.thread == 0 && after) after(number);
 
   thread_local Scratch scratch;

@@ -1,6 +1,6 @@
 // Attention of many rows (prefill): tile by tile of keys, through two small matrix products with a running softmax.
 //
-// Queries are turned once, so that a vector holds one number of neighbouring queries: keys and values are then read as
+// Queries are turned once, so that a vector holds one number of neighbouring queries: keys and values are then used as
 // they lie in the pages, and the softmax needs nothing across a vector. A query's sums run in one fixed order, whatever
 // queries are beside it.
 #pragma once

@@ -18,8 +18,9 @@ class Forward(Protocol):
     def logits(
         self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
-        """Logits [len(keep), vocab] of the rows `keep` of a packed step; token_ids [tokens] and keep are int64 on the
-        CPU. Calls after_layer(i), if given, in order, as soon as layer i's K and V of all rows are in the pages."""
+        """Logits [len(keep), vocab] of the rows `keep`, ascending, of a packed step; token_ids [tokens] and keep are
+        int64 on the CPU. Calls after_layer(i), if given, in order, as soon as layer i's K and V of all rows are in the
+        pages."""
         ...
 
     def fault(self) -> str:

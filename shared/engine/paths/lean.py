@@ -1,7 +1,8 @@
 """The lean path: models of Llama's block on the CPU, a whole layer in one call of the C++ kernels.
 
 Weights are packed for them: Q, K and V in one product, gate and up in one. Activations are floats throughout (and
-bf16 where the CPU multiplies bf16 itself). A row's logits are the same to the bit whatever other rows are in the step.
+bf16 where the CPU multiplies bf16 itself). A sequence's logits are the same to the bit whatever other sequences are in
+the step.
 """
 
 from __future__ import annotations

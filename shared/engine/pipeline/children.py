@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shared.engine.api import EngineLost
 from shared.engine.pipeline.link import Link, LinkClosed
-from shared.engine.pipeline.messages import Answer, Reached, Setup
+from shared.engine.pipeline.messages import FOLLOWED, Answer, Reached, Setup
 
 END_S = 2.0
 
@@ -33,6 +33,11 @@ class Child:
             self.control.receive()
         except LinkClosed as e:
             raise EngineLost(f"stage {self.stage} did not start ({self.ending()})") from e
+
+    @property
+    def followed(self) -> bool:
+        """Whether it ended because another process of the group had."""
+        return self._process.poll() == FOLLOWED
 
     def ending(self) -> str:
         """How it ended, once its links have closed."""

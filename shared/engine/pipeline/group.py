@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.native.kernels import Kernels
 from shared.engine.paths.api import AfterLayer
 from shared.engine.paths.lean import LeanPath
-from shared.engine.pipeline.children import Child, start
+from shared.engine.pipeline.children import END_S, Child, start
 from shared.engine.pipeline.link import LinkClosed, read_ahead
 from shared.engine.pipeline.messages import Answer, LayerWritten, PieceDone, Rows, Setup
 from shared.engine.pipeline.onward import Onward
@@ -53,6 +54,8 @@ class GroupPath:
         self._under_way = 0
         """Pieces sent on whose PieceDone has not come."""
         self._fault = ""
+        self._losing = threading.Lock()
+        self._is_lost = threading.Event()
         self._closing = False
         self._answers: queue.SimpleQueue[tuple[Answer, bytearray] | None] = queue.SimpleQueue()
         """None: the group is lost."""
@@ -69,7 +72,7 @@ class GroupPath:
         try:
             border = 0
             for piece, its in zip(cut, kept, strict=True):
-                border = self._pass_on(piece, token_ids, [row for _, row in its], piece is cut[-1])
+                border = self._pass_on(piece, token_ids, its, piece is cut[-1])
             for layer in range(border):  # all pieces are on their way: KV travels while the others compute
                 tell(layer)
             return self._collect(kept, border, tell)
@@ -83,6 +86,7 @@ class GroupPath:
 
     def close(self) -> None:
         self._closing = True
+        self._is_lost.set()
         self._onward.close()
         for child in self._children:
             child.close()
@@ -95,16 +99,13 @@ class GroupPath:
         try:
             border = self._onward.carry(rows, x, lambda layers: entered.through(layers, None))
         except LinkClosed as e:
-            raise EngineLost(f"the next stage has gone: {e}") from e
+            raise EngineLost(f"cannot hand on to the next stage: {e}") from e
         self._under_way += 1
         return border
 
-    def _collect(
-        self, kept: list[list[tuple[int, int]]], border: int, after_layer: AfterLayer
-    ) -> torch.Tensor:
+    def _collect(self, kept: list[list[int]], border: int, after_layer: AfterLayer) -> torch.Tensor:
         """Logits of all kept rows, in their order; meanwhile tell the layers from `border` on, in theirs."""
         rows: list[torch.Tensor] = []
-        order: list[int] = []
         written: set[int] = set()
         done, layer = 0, border
         while done < len(kept) or layer < self._layers:
@@ -118,12 +119,8 @@ class GroupPath:
             elif isinstance(answer, PieceDone):
                 if kept[done]:
                     rows.append(torch.frombuffer(payload, dtype=torch.float32).view(len(kept[done]), -1))
-                    order += [at for at, _ in kept[done]]
                 done += 1
-        if not rows:
-            return torch.empty(0, self._own.vocab)
-        logits = torch.cat(rows)
-        return logits if order == sorted(order) else logits[torch.tensor(order).argsort()]
+        return torch.cat(rows) if rows else torch.empty(0, self._own.vocab)
 
     def _answer(self) -> tuple[Answer, bytearray]:
         answer = self._answers.get()
@@ -135,10 +132,15 @@ class GroupPath:
 
     def _lose(self, child: Child) -> None:
         """In the child's reading thread."""
-        if self._closing or self._fault:
-            return
-        self._fault = f"stage {child.stage} has gone ({child.ending()})"
+        ending = child.ending()
+        if child.followed:  # who went first has closed its link too, and is the one to name
+            self._is_lost.wait(END_S)
+        with self._losing:
+            if self._closing or self._fault:
+                return
+            self._fault = f"stage {child.stage} has gone ({ending})"
         log.error("stage_lost", stage=child.stage, pid=child.pid)
+        self._is_lost.set()
         self._answers.put(None)
 
 
@@ -177,10 +179,9 @@ def start_group(
     return GroupPath(own, len(layers), children, onward, config.piece_tokens, arena.layout.block_tokens)
 
 
-def _kept(piece: Piece, keep: list[int]) -> list[tuple[int, int]]:
-    """(index in keep, row in the piece) of the kept rows that the piece has."""
-    rows = piece.rows
-    return [(i, row - rows.start) for i, row in enumerate(keep) if rows.start <= row < rows.stop]
+def _kept(piece: Piece, keep: list[int]) -> list[int]:
+    """The kept rows that the piece has, counted within it."""
+    return [row - piece.rows.start for row in keep if piece.rows.start <= row < piece.rows.stop]
 
 
 def _nothing(layer: int) -> None:

@@ -8,6 +8,9 @@ from shared.engine.attention.api import AttentionShape, Span
 from shared.engine.pipeline.slices import Slice
 from shared.protocol.model import KVLayout
 
+FOLLOWED = 3
+"""Exit code of a stage that ends because another process of the group has."""
+
 
 class Setup(Struct, frozen=True, tag=True):
     """Node to stage, once, on its control link."""

@@ -50,7 +50,7 @@ class Onward:
         with self._heard:
             while True:
                 if self._gone:
-                    raise LinkClosed("the next stage has gone")
+                    raise LinkClosed("it has gone")
                 turn = self._seam.turn(layer)
                 if turn is Turn.HAND_ON:
                     self._seam.handed_on(layer)

@@ -22,7 +22,7 @@ from shared.engine.native.kernels import load
 from shared.engine.paged import DTYPES, arena_layers
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
-from shared.engine.pipeline.messages import LayerWritten, PieceDone, Reached, Ready, Rows, Setup
+from shared.engine.pipeline.messages import FOLLOWED, LayerWritten, PieceDone, Reached, Ready, Rows, Setup
 from shared.engine.pipeline.onward import Onward
 from shared.engine.pipeline.seam import MOST_WAITING, Seam
 from shared.io.parent import die_with_parent
@@ -35,17 +35,10 @@ class Stage:
     """One slice of the layers over the node's pages."""
 
     def __init__(
-        self,
-        setup: Setup,
-        memory_fd: int,
-        control: Link[Setup],
-        previous: Link[Rows],
-        onward: Onward | None,
+        self, setup: Setup, memory_fd: int, control: Link[Setup], previous: Link[Rows]
     ) -> None:
-        """`onward`: to the next stage; None: this one is the last."""
         self._control = control
         self._previous = previous
-        self._onward = onward
         self._begun = 0
         self._told_until = setup.part.previous_end
         self._ending_at = setup.part.earliest_end - ENDING_LAYERS
@@ -55,8 +48,8 @@ class Stage:
         model = hf.load_model(Path(setup.folder), DTYPES[setup.dtype], torch.device("cpu"))
         self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), setup.part.layers)
 
-    def take(self, rows: Rows, payload: bytearray) -> None:
-        """Compute a piece, and pass on what comes out."""
+    def take(self, rows: Rows, payload: bytearray, onward: Onward | None) -> None:
+        """Compute a piece, and pass on what comes out. `onward`: to the next stage; None: this one is the last."""
         self._begun += 1
         self._reach(rows.layer)
         tokens = sum(span.tokens for span in rows.spans)
@@ -70,8 +63,8 @@ class Stage:
 
         with torch.inference_mode():
             entered = self._path.enter(AttentionBatch(rows.spans), x)
-            if self._onward is not None:
-                self._onward.carry(rows, x, lambda layers: entered.through(layers, after_layer))
+            if onward is not None:
+                onward.carry(rows, x, lambda layers: entered.through(layers, after_layer))
                 return
             logits = self._path.finish(entered, rows.layer, rows.keep, after_layer)
         self._control.send(PieceDone(), raw(logits))
@@ -82,7 +75,7 @@ class Stage:
 
 
 def _gone(*_: object) -> None:
-    os._exit(0)
+    os._exit(FOLLOWED)
 
 
 def main() -> None:
@@ -101,14 +94,14 @@ def main() -> None:
         setup, _ = control.receive()
         read_ahead(control, _gone, _gone)
         read_ahead(previous, waiting.put, _gone)
+        stage = Stage(setup, told.memory_fd, control, previous)
+        control.send(Ready())  # only then does it follow the next one, so that the one that cannot load is named
         onward: Onward | None = None
         if told.next_fd >= 0:
             link: Link[Reached] = Link(socket.socket(fileno=told.next_fd), Reached)
             onward = Onward(link, Seam(setup.part.earliest_end, setup.part.end), _gone)
-        stage = Stage(setup, told.memory_fd, control, previous, onward)
-        control.send(Ready())
         while True:
-            stage.take(*waiting.get())
+            stage.take(*waiting.get(), onward)
     except LinkClosed:
         _gone()
 
