@@ -68,11 +68,15 @@ def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is
     engine.close()
 
 
-def test_the_stage_that_cannot_load_is_named(deeper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not its neighbour, which ends because of it."""
+def test_the_stage_that_cannot_load_is_named(
+    deeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its neighbour, which still loads when it ends."""
+    slow = save_tiny(tmp_path, num_hidden_layers=15, intermediate_size=60_000)
 
     def start(setups: list[Setup], memory_fd: int) -> Any:
-        return children_module.start([setups[0], replace(setups[1], pages=1 << 40)], memory_fd)
+        changed = [replace(setups[0], folder=str(slow)), replace(setups[1], pages=1 << 40)]
+        return children_module.start(changed, memory_fd)
 
     monkeypatch.setattr(group, "start", start)
     with pytest.raises(EngineLost, match=r"stage 2 did not start \(exit code 1\)"):

@@ -11,6 +11,8 @@ from enum import Enum, auto
 
 MOST_WAITING = 4
 """Pieces handed on that the next stage has not begun."""
+ENDING_LAYERS = 2
+"""So many layers before its end a stage asks for the next piece: who has it ends the layer that it is at first."""
 
 
 class Turn(Enum):
@@ -64,3 +66,27 @@ class Seam:
     def handed_on(self, layer: int) -> None:
         self._sent += 1
         self._border = layer
+
+
+class Reports:
+    """What the receiving side tells, and when: arguments of `heard`, or None where there is nothing new to the other."""
+
+    def __init__(self, previous_end: int, earliest_end: int) -> None:
+        """The sending side has layers in front of `previous_end`; this one may be done in front of `earliest_end`."""
+        self._previous_end = previous_end
+        self._ending_at = earliest_end - ENDING_LAYERS
+        self._begun = 0
+
+    def begin(self, layer: int) -> tuple[int, int, bool]:
+        """It begins the next piece, in front of this layer."""
+        self._begun += 1
+        return self._reached(layer)
+
+    def wrote(self, layer: int) -> tuple[int, int, bool] | None:
+        """The piece's K and V of this layer are written."""
+        if layer < self._previous_end or layer + 1 == self._ending_at:
+            return self._reached(layer + 1)
+        return None
+
+    def _reached(self, layer: int) -> tuple[int, int, bool]:
+        return self._begun, layer, layer >= self._ending_at

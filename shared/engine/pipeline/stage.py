@@ -24,11 +24,8 @@ from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
 from shared.engine.pipeline.messages import FOLLOWED, LayerWritten, PieceDone, Reached, Ready, Rows, Setup
 from shared.engine.pipeline.onward import Onward
-from shared.engine.pipeline.seam import MOST_WAITING, Seam
+from shared.engine.pipeline.seam import MOST_WAITING, Reports, Seam
 from shared.io.parent import die_with_parent
-
-ENDING_LAYERS = 2
-"""So many layers before its end a stage asks for the next piece: who has it ends the layer that it is at first."""
 
 
 class Stage:
@@ -39,9 +36,7 @@ class Stage:
     ) -> None:
         self._control = control
         self._previous = previous
-        self._begun = 0
-        self._told_until = setup.part.previous_end
-        self._ending_at = setup.part.earliest_end - ENDING_LAYERS
+        self._reports = Reports(setup.part.previous_end, setup.part.earliest_end)
         memory = MappedMemory(memory_fd, setup.pages * setup.layout.block_bytes)
         layers = arena_layers(Arena(setup.layout, setup.pages, memory=memory))
         torch.set_num_threads(setup.threads)
@@ -50,14 +45,13 @@ class Stage:
 
     def take(self, rows: Rows, payload: bytearray, onward: Onward | None) -> None:
         """Compute a piece, and pass on what comes out. `onward`: to the next stage; None: this one is the last."""
-        self._begun += 1
-        self._reach(rows.layer)
+        self._previous.send(Reached(*self._reports.begin(rows.layer)))
         tokens = sum(span.tokens for span in rows.spans)
         x = torch.frombuffer(payload, dtype=torch.float32).view(tokens, -1)
 
         def after_layer(layer: int) -> None:
-            if layer < self._told_until or layer + 1 == self._ending_at:
-                self._reach(layer + 1)
+            if (reached := self._reports.wrote(layer)) is not None:
+                self._previous.send(Reached(*reached))
             if rows.ends_step:
                 self._control.send(LayerWritten(rows.step, layer))
 
@@ -68,10 +62,6 @@ class Stage:
                 return
             logits = self._path.finish(entered, rows.layer, rows.keep, after_layer)
         self._control.send(PieceDone(), raw(logits))
-
-    def _reach(self, layer: int) -> None:
-        """The layers in front of this one are written."""
-        self._previous.send(Reached(self._begun, layer, layer >= self._ending_at))
 
 
 def _gone(*_: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.pipeline.seam import MOST_WAITING, Seam, Turn
+from shared.engine.pipeline.seam import MOST_WAITING, Reports, Seam, Turn
 
 LAYERS = 12
 BORDER = 6
@@ -21,6 +21,7 @@ class Two:
 
     def __init__(self, width: int, pieces: int, first: Iterator[int], second: Iterator[int]) -> None:
         self.seam = Seam(BORDER - width, BORDER + width)
+        self.reports = Reports(BORDER + width, LAYERS)
         self.clocks = first, second
         self.pieces = pieces
         self.borders: list[int] = []
@@ -80,7 +81,7 @@ class Two:
         if self.waiting:
             self.begun += 1
             layer = self.waiting.pop(0)
-            self._tell(layer)
+            self._tell(self.reports.begin(layer))
             self._second(self.begun - 1, layer)
 
     def _second(self, piece: int, layer: int) -> None:
@@ -89,13 +90,14 @@ class Two:
             return self._begin()
 
         def then() -> None:
-            self._tell(layer + 1)
+            if reached := self.reports.wrote(layer):
+                self._tell(reached)
             self._second(piece, layer + 1)
 
         return self._compute(1, piece, layer, then)
 
-    def _tell(self, written: int) -> None:
-        self.seam.heard(self.begun, written, written >= LAYERS - 2)
+    def _tell(self, reached: tuple[int, int, bool]) -> None:
+        self.seam.heard(*reached)
         if self._stopped:
             self._first(*self._stopped)
 
@@ -175,3 +177,13 @@ def test_a_step_waits_for_nothing_of_the_one_before() -> None:
     assert seam.turn(5) is Turn.WAIT
     seam.begin_step()
     assert seam.turn(5) is Turn.COMPUTE
+
+
+def test_the_next_stage_tells_of_what_both_have_and_of_its_end() -> None:
+    reports = Reports(previous_end=6, earliest_end=12)
+    assert reports.begin(4) == (1, 4, False)
+    assert [reports.wrote(layer) for layer in range(4, 12)] == [
+        (1, 5, False), (1, 6, False), None, None, None, (1, 10, True), None, None,
+    ]  # fmt: skip
+    assert reports.begin(5) == (2, 5, False)
+    assert Reports(previous_end=2, earliest_end=3).begin(2) == (1, 2, True)
