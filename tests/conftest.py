@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.model import small_model  # noqa: F401
-from tests.support.nats import NatsServer
+from tests.support.engine.model import small_model  # noqa: F401
+from tests.support.processes.nats import NatsServer
 
 
 @pytest.fixture

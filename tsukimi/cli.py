@@ -164,7 +164,7 @@ def logs(
 def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")] = "smollm2-135m") -> None:
     """Download and convert a model, so that `up` starts at once."""
     raise typer.Exit(
-        subprocess.run([sys.executable, "-m", "shared.engine.fetch", model], check=False).returncode
+        subprocess.run([sys.executable, "-m", "shared.engine.weights.fetch", model], check=False).returncode
     )
 
 

@@ -16,22 +16,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from shared.core import (
-    cache,
-    cache_events,
-    conductor,
-    conductor_events,
-    decode,
-    lifecycle,
-    prefill,
-    request_events,
-    steps,
-    transfers,
-    worker,
-)
-from shared.core.cache_config import CacheConfig
+from shared.core.cache import events as cache_events
+from shared.core.cache import machine as cache
+from shared.core.cache.config import CacheConfig
+from shared.core.conductor import events as conductor_events
+from shared.core.conductor import machine as conductor
 from shared.core.machine import Command, Event, MachineMade
-from shared.core.worker_config import DecodeConfig, PrefillConfig
+from shared.core.request import events as request_events
+from shared.core.request import machine as lifecycle
+from shared.core.worker import decode, prefill, steps, transfers
+from shared.core.worker import events as worker
+from shared.core.worker.config import DecodeConfig, PrefillConfig
 from shared.io.recorder import read_recording
 from tsukimi.errors import ToolError
 

@@ -9,16 +9,17 @@ import structlog
 
 from services.cache_node.backend import MachineBackend
 from services.cache_node.config import CacheNodeConfig
-from shared.core import cache_events as c
-from shared.core.cache import CacheCommand, CacheEvent, CacheMachine
-from shared.core.cache_config import CacheConfig
-from shared.core.eviction import POLICIES
-from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted, Ticked
-from shared.dataplane.arena import Arena
+from shared.core.cache import events as c
+from shared.core.cache.config import CacheConfig
+from shared.core.cache.machine import CacheCommand, CacheEvent, CacheMachine
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted
+from shared.core.kv.eviction import POLICIES
+from shared.core.machine import Ticked
 from shared.dataplane.endpoint import Endpoint, EndpointOptions
-from shared.dataplane.hello import Identity, describe
-from shared.dataplane.home import Home
-from shared.dataplane.memory import TOUCH_STRIDE_BYTES, Memory, Progress
+from shared.dataplane.memory.anonymous import TOUCH_STRIDE_BYTES, Memory, Progress
+from shared.dataplane.memory.arena import Arena
+from shared.dataplane.memory.home import Home
+from shared.dataplane.wire.hello import Identity, describe
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver

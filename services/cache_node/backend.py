@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.core import cache_events as c
-from shared.core.blocks import KEY_BYTES
-from shared.core.cache import CacheEvent
+from shared.core.cache import events as c
+from shared.core.cache.machine import CacheEvent
+from shared.core.kv.block_keys import KEY_BYTES
 from shared.dataplane.api import PutGrant, ReadGrant
 from shared.protocol.errors import Invalid, Unavailable
 from shared.protocol.ids import BlockKey, LandingId

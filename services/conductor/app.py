@@ -10,8 +10,7 @@ from typing import Any
 import structlog
 
 from services.conductor.config import Config
-from shared.core.conductor import ConductorEvent, ConductorMachine
-from shared.core.conductor_events import (
+from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
     CallRoll,
@@ -25,8 +24,8 @@ from shared.core.conductor_events import (
     ReplyRefusal,
     SnapshotArrived,
 )
-from shared.core.machine import Ask
-from shared.core.worker import BusFound, BusLost, Ticked
+from shared.core.conductor.machine import ConductorEvent, ConductorMachine
+from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
 from shared.io.config import ConfigError
 from shared.io.driver import Driver

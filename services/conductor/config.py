@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.core.conductor_events import ConductorConfig
-from shared.core.links import Links
-from shared.core.objectives import Objectives
+from shared.core.conductor.events import ConductorConfig
+from shared.core.conductor.objectives import Objectives
+from shared.core.costs.links import Links
 from shared.io.config import BaseConfig
 
 Share = Annotated[float, Meta(ge=0, le=1)]

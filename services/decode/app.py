@@ -6,17 +6,17 @@ from collections.abc import Awaitable
 from typing import Any
 
 from services.decode.config import Config
-from services.decode.landings import Landings
-from shared.core.decode import DecodeMachine
-from shared.core.transfers import CloseLanding, OpenLanding
-from shared.core.worker import ReserveAsked
-from shared.engine.node import Node
+from shared.core.worker.decode import DecodeMachine
+from shared.core.worker.events import ReserveAsked
+from shared.core.worker.transfers import CloseLanding, OpenLanding
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import ReserveRequest
+from shared.worker_node.landings import Landings
+from shared.worker_node.node import Node
 
 
 class DecodeNode(Node):

@@ -7,13 +7,13 @@ import os
 from functools import partial
 
 from services.gateway.config import GatewayConfig
-from services.gateway.gateway import Gateway
-from services.gateway.http import HttpServer, listen, routes
-from services.gateway.load_text import load_text
-from services.gateway.nats_front import NatsFront
+from services.gateway.fronts.http import HttpServer, listen, routes
+from services.gateway.fronts.nats import NatsFront
+from services.gateway.generation.gateway import Gateway
 from shared.io.service import Context
 from shared.protocol.cluster import NodeInfo, NodeLoad, Stage
 from shared.protocol.ids import NodeRef
+from shared.text.load import load_text
 
 LAST_WORDS_S = 1.0
 """For streams whose time is up to be told so."""

@@ -6,16 +6,16 @@ from collections.abc import Awaitable
 from typing import Any
 
 from services.prefill.config import Config
-from shared.core.prefill import PrefillMachine
-from shared.core.transfers import CommitHandoff, OpenHandoff
-from shared.core.worker import JobSubmitted
-from shared.engine.node import Node
+from shared.core.worker.events import JobSubmitted
+from shared.core.worker.prefill import PrefillMachine
+from shared.core.worker.transfers import CommitHandoff, OpenHandoff
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import PrefillJob
+from shared.worker_node.node import Node
 
 
 class PrefillNode(Node):

@@ -7,12 +7,12 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from shared.core.worker_config import PrefillConfig
+from shared.core.worker.config import PrefillConfig
 from shared.engine.api import EngineConfig
-from shared.engine.node_config import Count, NodeConfig
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
+from shared.worker_node.config import Count, NodeConfig
 
 STEP_TOKENS = 512
 STAGED_STEP_TOKENS = 8192

@@ -31,6 +31,18 @@ class Command(Struct, frozen=True, tag=True):
     """Something to do. Named in the imperative. One that runs ends in an event, failures included."""
 
 
+class Ticked(Event, frozen=True):
+    """Time passed; sent a few times a second."""
+
+
+class BusLost(Event, frozen=True):
+    """No heartbeats can arrive: leases stop ageing until BusFound."""
+
+
+class BusFound(Event, frozen=True):
+    pass
+
+
 E_contra = TypeVar("E_contra", contravariant=True)
 
 

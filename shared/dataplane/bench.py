@@ -18,10 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from shared.dataplane.api import LandingCommit, PutGrant, ReadGrant
-from shared.dataplane.arena import Arena
-from shared.dataplane.checksums import block_checksum, slice_checksums
 from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
-from shared.dataplane.hello import Identity
+from shared.dataplane.memory.arena import Arena
+from shared.dataplane.wire.checksums import block_checksum, slice_checksums
+from shared.dataplane.wire.hello import Identity
 from shared.protocol.ids import BlockKey, LandingId, NodeRef, new_incarnation
 from shared.protocol.model import KVLayout
 

@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from shared.dataplane.api import FetchResult, LandingCommit, LandingStats, PoolBackend
-from shared.dataplane.arena import Arena
-from shared.dataplane.arrivals import Arrivals
-from shared.dataplane.connecting import Dialer
-from shared.dataplane.counters import Counters
+from shared.dataplane.client.connecting import Dialer
+from shared.dataplane.client.fetching import Fetch
+from shared.dataplane.client.outgoing import OutgoingPut, OutgoingStream
+from shared.dataplane.client.peers import PeerOptions, Peers
 from shared.dataplane.faults import Faults
-from shared.dataplane.fetching import Fetch
-from shared.dataplane.handoffs import HandoffEnding, Handoffs
-from shared.dataplane.hello import Identity
-from shared.dataplane.home import Home
-from shared.dataplane.loop_calls import LoopCalls
-from shared.dataplane.outgoing import OutgoingPut, OutgoingStream
-from shared.dataplane.peers import PeerOptions, Peers
-from shared.dataplane.server import Server, Serving
+from shared.dataplane.memory.arena import Arena
+from shared.dataplane.memory.home import Home
+from shared.dataplane.server.arrivals import Arrivals
+from shared.dataplane.server.handoffs import HandoffEnding, Handoffs
+from shared.dataplane.server.server import Server, Serving
 from shared.dataplane.transports.base import Timeouts
 from shared.dataplane.transports.shm import ShmTransport
 from shared.dataplane.transports.tcp import TcpTransport
+from shared.dataplane.wire.counters import Counters
+from shared.dataplane.wire.hello import Identity
+from shared.dataplane.wire.loop_calls import LoopCalls
 from shared.protocol.errors import Invalid, TsukimiError, Unavailable
 from shared.protocol.ids import BlockKey, LandingId, NodeRef
 

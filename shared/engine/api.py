@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shared.core.steps import SequenceResult, SequenceStep
+from shared.core.worker.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.protocol.model import ModelSpec
 

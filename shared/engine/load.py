@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.torch_threads import sleep_when_idle
-from shared.engine.toy import ToyEngine
+from shared.engine.toy.engine import ToyEngine
 from shared.protocol.errors import Invalid
 
 

@@ -11,32 +11,33 @@ from typing import Any
 import structlog
 import torch
 
-from shared.core.blocks import blocks_for, namespace_digest, unpack_tokens
-from shared.core.steps import SequenceResult, SequenceStep
+from shared.core.kv.block_keys import blocks_for, namespace_digest, unpack_tokens
+from shared.core.worker.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
-from shared.dataplane.arena import Arena
-from shared.engine import hf, servable
+from shared.dataplane.memory.arena import Arena
 from shared.engine.api import EngineConfig, EngineLost
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
 from shared.engine.device import fault_after_error, needs_memory
-from shared.engine.grammar import Follower, file_tokenizer
 from shared.engine.graphs.sizes import capture_sizes
 from shared.engine.hardware import Hardware, choose
-from shared.engine.mirrored import MirroredPages
-from shared.engine.paged import DTYPES, Outgoing, Pages, SharedPages
+from shared.engine.kv.mirrored import MirroredPages
+from shared.engine.kv.paged import DTYPES, Outgoing, Pages, SharedPages
 from shared.engine.paths import lean
 from shared.engine.paths.api import AfterLayer, Forward
 from shared.engine.paths.general import GeneralPath
 from shared.engine.paths.graphed import GraphedPath
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.group import start_group
-from shared.engine.sampler import Sampler
+from shared.engine.sampling.sampler import Sampler
 from shared.engine.steps import refusal
-from shared.engine.weights import weights_digest
+from shared.engine.weights import servable
+from shared.engine.weights import transformers as hf
+from shared.engine.weights.digest import weights_digest
 from shared.io.models import ModelPath, resolve_model
 from shared.protocol.errors import Invalid
 from shared.protocol.model import KVLayout, ModelSpec
 from shared.protocol.sampling import SamplingParams
+from shared.text.grammar import Follower, file_tokenizer
 
 log = structlog.get_logger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.core.blocks import blocks_for, unpack_tokens
-from shared.core.steps import SequenceStep
+from shared.core.kv.block_keys import blocks_for, unpack_tokens
+from shared.core.worker.steps import SequenceStep
 from shared.protocol.model import ModelSpec
 
 

@@ -6,8 +6,7 @@ import asyncio
 
 import structlog
 
-from shared.core.block_parts import snapshot_parts
-from shared.core.worker import PublishBlocks, PublishSnapshot
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, snapshot_parts
 from shared.io.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.cluster import BlockEvents

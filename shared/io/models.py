@@ -16,7 +16,7 @@ from shared.protocol.errors import Invalid
 
 TOY = "toy"
 DEFAULT_MODEL = "smollm2-135m"
-FETCH_COMMAND = "python -m shared.engine.fetch"
+FETCH_COMMAND = "python -m shared.engine.weights.fetch"
 
 
 class Package(Struct, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from shared.core.worker import SendTokens
+from shared.core.worker.events import SendTokens
 from shared.io.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.errors import TsukimiError

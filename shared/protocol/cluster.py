@@ -13,7 +13,7 @@ Stage = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
 class CostCoefficients(Struct, frozen=True):
-    """A node's time model, fitted from its own measurements (core.cost gives the formulas; paper D).
+    """A node's time model, fitted from its own measurements (core.costs.model gives the formulas).
 
     prefill_s(n, p) = prefill_fixed_s + prefill_token_s*(n-p) + prefill_square_s*(n^2-p^2) + load_token_s*p
     step_s(b, K)    = step_fixed_s + step_request_s*b + step_token_s*K      (b sequences, K KV tokens in the batch)

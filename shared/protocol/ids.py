@@ -24,7 +24,7 @@ AttemptId = str
 """One try at one choice of a request: `<request>/<choice>/<attempt>`. Minted once, never reused."""
 
 BlockKey = bytes
-"""16 bytes: blake2b-128 over parent key and token ids, rooted in a namespace digest (see core.blocks)."""
+"""16 bytes: blake2b-128 over parent key and token ids, rooted in a namespace digest (see core.kv.block_keys)."""
 
 LandingId = bytes
 """16 bytes naming room reserved at a receiver; a writer that does not know a live one cannot write."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.launched import free_port
+from tests.support.processes.launched import free_port
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tsukimi-test"

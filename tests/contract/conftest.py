@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.bus_house import House, memory_house, nats_house
+from tests.support.fakes.bus_house import House, memory_house, nats_house
 
 
 @pytest.fixture(params=[memory_house, nats_house], ids=["memory", "nats"])

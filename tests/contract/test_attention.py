@@ -14,8 +14,8 @@ from shared.engine.attention.api import AttentionShape, Reach  # noqa: E402
 from shared.engine.attention.cpu import CpuAttention  # noqa: E402
 from shared.engine.attention.native import NativeAttention  # noqa: E402
 from shared.engine.attention.reference import ReferenceAttention  # noqa: E402
-from tests.support.attention import Bench, new_layers  # noqa: E402
-from tests.support.builds import TESTED, loaded  # noqa: E402
+from tests.support.engine.attention import Bench, new_layers  # noqa: E402
+from tests.support.engine.builds import TESTED, loaded  # noqa: E402
 
 NATIVE = [f"native-{name}" for name in TESTED]
 BACKENDS = ["torch", "reference", *NATIVE]

@@ -12,7 +12,7 @@ import pytest
 from shared.io.bus import Stream
 from shared.protocol.errors import BlockMissing, DeadlineExceeded, Internal, Invalid, Overloaded, Unavailable
 from shared.protocol.wire import Undecoded, decode, encode
-from tests.support.bus_house import House, Other, Ping, Pong, pong
+from tests.support.fakes.bus_house import House, Other, Ping, Pong, pong
 from tests.support.until import until
 
 # -- asking ----------------------------------------------------------------------------------------------------------

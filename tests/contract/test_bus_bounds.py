@@ -9,7 +9,7 @@ import pytest
 
 from shared.io.bus import Bus
 from shared.protocol.errors import DeadlineExceeded, Overloaded, TooLarge, Unavailable
-from tests.support.bus_house import MAX_PAYLOAD_BYTES, House, Ping, Pong, pong, sized
+from tests.support.fakes.bus_house import MAX_PAYLOAD_BYTES, House, Ping, Pong, pong, sized
 from tests.support.until import until
 
 # -- bounds ----------------------------------------------------------------------------------------------------------

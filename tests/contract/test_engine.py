@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.core.steps import SequenceStep
+from shared.core.worker.steps import SequenceStep
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.load import load_engine
 from shared.protocol.sampling import SamplingParams
-from tests.support.sequences import GREEDY, Sequences, step
+from tests.support.engine.sequences import GREEDY, Sequences, step
 
 MB = 1 << 20
 
@@ -26,7 +26,7 @@ def _toy(folder: Path) -> Engine:
 
 def _tiny(folder: Path, backend: str = "cpu") -> Engine:
     pytest.importorskip("torch", reason="the engine extra is not installed")
-    from tests.support.tiny import save_tiny
+    from tests.support.engine.tiny import save_tiny
 
     model = str(save_tiny(folder))
     return load_engine(EngineConfig(model, "float32", kv_bytes=32 * MB, threads=1, backend=backend), _quiet)
@@ -36,7 +36,7 @@ def _staged(folder: Path) -> Engine:
     """Two processes, one with two layers and one with one; pieces of 32 tokens."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from shared.engine.native.kernels import kernels
-    from tests.support.tiny import save_tiny
+    from tests.support.engine.tiny import save_tiny
 
     if kernels() is None:
         pytest.skip("the kernels cannot be built here")
@@ -56,7 +56,7 @@ def _mirrored(folder: Path) -> Engine:
     from shared.engine.attention.cpu import CpuAttention
     from shared.engine.hardware import Hardware
     from shared.engine.model import ModelEngine
-    from tests.support.tiny import save_tiny
+    from tests.support.engine.tiny import save_tiny
 
     config = EngineConfig(str(save_tiny(folder)), kv_bytes=32 * MB, threads=1)
     return ModelEngine.load(
@@ -69,9 +69,9 @@ def _captured(folder: Path) -> Engine:
     torch = pytest.importorskip("torch", reason="the engine extra is not installed")
     from shared.engine.hardware import Hardware
     from shared.engine.model import ModelEngine
-    from tests.support.fixed_attention import FixableCpu
-    from tests.support.recorded import Recorder
-    from tests.support.tiny import save_tiny
+    from tests.support.engine.fixed_attention import FixableCpu
+    from tests.support.engine.recorded import Recorder
+    from tests.support.engine.tiny import save_tiny
 
     model = str(save_tiny(folder, max_position_embeddings=512))
     config = EngineConfig(model, kv_bytes=32 * MB, threads=1, graph_rows=6)

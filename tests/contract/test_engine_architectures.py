@@ -20,8 +20,8 @@ from shared.engine.model import ModelEngine  # noqa: E402
 from shared.engine.native.kernels import kernels  # noqa: E402
 from shared.engine.paths.api import Forward  # noqa: E402
 from shared.engine.paths.lean import LeanPath  # noqa: E402
-from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.tiny import SIZES, save_tiny  # noqa: E402
+from tests.support.engine.sequences import Sequences  # noqa: E402
+from tests.support.engine.tiny import SIZES, save_tiny  # noqa: E402
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

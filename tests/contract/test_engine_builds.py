@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers: Any = pytest.importorskip("transformers")
 
-from shared.core.blocks import blocks_for  # noqa: E402
+from shared.core.kv.block_keys import blocks_for  # noqa: E402
 from shared.engine.api import EngineConfig  # noqa: E402
 from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
 from shared.engine.attention.native import NativeAttention  # noqa: E402
 from shared.engine.hardware import Hardware  # noqa: E402
 from shared.engine.model import ModelEngine  # noqa: E402
 from shared.engine.paths.lean import LeanPath  # noqa: E402
-from tests.support.builds import TESTED, loaded  # noqa: E402
-from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
+from tests.support.engine.builds import TESTED, loaded  # noqa: E402
+from tests.support.engine.sequences import Sequences  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("Llama", {"intermediate_size": 90}),  # no whole panels

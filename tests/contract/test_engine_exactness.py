@@ -14,15 +14,15 @@ from msgspec import Struct
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 transformers: Any = pytest.importorskip("transformers")
 
-from shared.core.blocks import blocks_for  # noqa: E402
-from shared.core.steps import SequenceResult  # noqa: E402
+from shared.core.kv.block_keys import blocks_for  # noqa: E402
+from shared.core.worker.steps import SequenceResult  # noqa: E402
 from shared.engine.api import Engine, EngineConfig  # noqa: E402
 from shared.engine.attention.api import AttentionBatch, Span  # noqa: E402
 from shared.engine.load import load_engine  # noqa: E402
 from shared.engine.model import ModelEngine  # noqa: E402
 from shared.engine.native.kernels import kernels  # noqa: E402
 from shared.protocol.sampling import SamplingParams  # noqa: E402
-from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
+from tests.support.engine.sequences import GREEDY, Sequences, step  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 from shared.engine.api import Engine  # noqa: E402
 from shared.engine.native.kernels import kernels  # noqa: E402
 from shared.protocol.sampling import SamplingParams  # noqa: E402
-from tests.support.sequences import GREEDY, Sequences, step  # noqa: E402
-from tests.support.stages import MB, children, load  # noqa: E402
+from tests.support.engine.sequences import GREEDY, Sequences, step  # noqa: E402
+from tests.support.processes.stages import MB, children, load  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,9 +18,9 @@ from shared.engine.pipeline import children as children_module  # noqa: E402
 from shared.engine.pipeline import group  # noqa: E402
 from shared.engine.pipeline.messages import Setup  # noqa: E402
 from shared.protocol.errors import Invalid  # noqa: E402
-from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.stages import MB, children, load  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
+from tests.support.engine.sequences import Sequences  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
+from tests.support.processes.stages import MB, children, load  # noqa: E402
 from tests.support.until import until  # noqa: E402
 
 pytestmark = [

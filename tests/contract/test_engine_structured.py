@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.load import load_engine
 from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, Grammar, SamplingParams
-from tests.support.sequences import GREEDY, Sequences, step
-from tests.support.shapes import Machine, Strict, Town
+from tests.support.engine.sequences import GREEDY, Sequences, step
+from tests.support.engine.shapes import Machine, Strict, Town
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from shared.protocol.errors import Invalid
-from tests.support.fake_cluster import FakeCluster, nats_cluster
-from tests.support.fake_nodes import BUSY
-from tests.support.fronts import Front, Got, HttpWhole, Nats, Socket, all_fronts
-from tests.support.nats import nats_server
+from tests.support.fakes.fake_cluster import FakeCluster, nats_cluster
+from tests.support.fakes.fake_nodes import BUSY
+from tests.support.fakes.fronts import Front, Got, HttpWhole, Nats, Socket, all_fronts
+from tests.support.processes.nats import nats_server
 
 
 class House:

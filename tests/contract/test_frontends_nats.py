@@ -14,9 +14,9 @@ import pytest
 
 from shared.protocol import subjects
 from shared.protocol.generate import GenerateCall, GenerateCancel, GenerateEvent
-from tests.support.fake_cluster import FakeCluster, nats_cluster
-from tests.support.fronts import nats_call
-from tests.support.nats import NatsServer, nats_server
+from tests.support.fakes.fake_cluster import FakeCluster, nats_cluster
+from tests.support.fakes.fronts import nats_call
+from tests.support.processes.nats import NatsServer, nats_server
 from tests.support.until import until
 
 

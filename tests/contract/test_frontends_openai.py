@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from tests.support.fake_cluster import FakeCluster, memory_cluster
-from tests.support.fake_nodes import BUSY
+from tests.support.fakes.fake_cluster import FakeCluster, memory_cluster
+from tests.support.fakes.fake_nodes import BUSY
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shared.dataplane.frames import Abort, Blocks, Commit, Write
-from shared.dataplane.memory import Memory
+from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.transports.base import Connection, Listener, PeerLost, Timeouts, Transport
 from shared.dataplane.transports.shm import ShmTransport
 from shared.dataplane.transports.tcp import TcpTransport
+from shared.dataplane.wire.frames import Abort, Blocks, Commit, Write
 
 SIZE = 1 << 20
 TIMEOUTS = Timeouts(connect_s=2.0, stall_s=0.3)

@@ -13,7 +13,7 @@ from shared.dataplane.api import DataPlane, LandingCommit, LandingStats
 from shared.protocol.errors import Refused, Unavailable
 from shared.protocol.ids import NodeRef
 from shared.protocol.model import KVLayout
-from tests.support.endpoints import LAYOUT, NAMESPACE, DictPool, Site, eventually, site
+from tests.support.fakes.endpoints import LAYOUT, NAMESPACE, DictPool, Site, eventually, site
 
 LANDING = b"L" * 16
 LAYERS = range(LAYOUT.layers)

@@ -1,4 +1,4 @@
-"""A launcher in the foreground of its own process, for tests of the launcher itself (others: tests.support.launched)."""
+"""A launcher in the foreground of its own process, for tests of the launcher itself (others: processes.launched)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.launched import free_port
-from tests.support.processes import spawn, tail, wait_until
+from tests.support.processes.launched import free_port
+from tests.support.processes.spawn import spawn, tail, wait_until
 from tsukimi.local.processes import ProcessId, is_alive
 from tsukimi.local.rundir import ClusterState, RunDir
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import Launched, launched
+from tests.support.processes.launched import Launched, launched
 
 SMALL = ("--kv-memory", "64M", "--pool-memory", "64M")
 LOAD = ("bench", "serve", "--requests", "12", "--input-tokens", "200", "--output-tokens", "8", "--ignore-eos")

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect as connect_socket
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.processes.cluster import Cluster, cluster
 
 Phase = Literal["prefill", "decode"]
 MODEL = "toy:step_ms=5,prefill_us=2000"

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.support.ask import stream
-from tests.support.launched import launched
-from tests.support.prompts import english_ids
+from tests.support.engine.prompts import english_ids
+from tests.support.processes.launched import launched
 
 PROMPT_TOKENS = 600
 LAYERS, KV_HEADS, HEAD_DIM, FLOAT32_BYTES = 30, 3, 64, 4

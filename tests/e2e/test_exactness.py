@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from tests.support.ask import Answer, complete, many, stream
-from tests.support.launched import Launched, launched
-from tests.support.prompts import english_ids
-from tests.support.reference import greedy, logits_of
+from tests.support.engine.prompts import english_ids
+from tests.support.engine.reference import greedy, logits_of
+from tests.support.processes.launched import Launched, launched
 
 BLOCK = 16
 NEW_TOKENS = 12

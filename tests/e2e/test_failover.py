@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.ask import Answer, body, follow
-from tests.support.launched import Launched, launched
+from tests.support.processes.launched import Launched, launched
 from tests.support.until import until
 
 STREAMS = 8

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.cluster import Cluster, cluster
-from tests.support.fronts import Got, HttpStream, HttpWhole, Nats, all_fronts
+from tests.support.fakes.fronts import Got, HttpStream, HttpWhole, Nats, all_fronts
+from tests.support.processes.cluster import Cluster, cluster
 
 MODEL = "toy:step_ms=2"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launcher_process import STAND_INS, LauncherProcess, can_connect, launched, nothing_left
-from tests.support.processes import wait_until
+from tests.support.processes.spawn import wait_until
 
 SMALL = ["--model", "toy", "--kv-memory", "1M", "--pool-memory", "1M", *STAND_INS]
 

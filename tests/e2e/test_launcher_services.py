@@ -13,8 +13,8 @@ import pytest
 
 from tests.e2e.launcher_process import LauncherProcess, nothing_left
 from tests.support.ask import Answer, body, follow
-from tests.support.launched import Launched, launched
-from tests.support.processes import wait_until
+from tests.support.processes.launched import Launched, launched
+from tests.support.processes.spawn import wait_until
 from tests.support.until import until
 
 TOY = ["--model", "toy:step_ms=5", "--kv-memory", "16M", "--pool-memory", "16M"]

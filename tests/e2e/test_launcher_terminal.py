@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.e2e.launcher_process import STAND_INS, nothing_left
-from tests.support.launched import free_port
-from tests.support.processes import wait_until
+from tests.support.processes.launched import free_port
+from tests.support.processes.spawn import wait_until
 from tsukimi.local.rundir import RunDir
 
 

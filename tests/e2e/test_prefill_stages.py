@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tests.support.ask import Answer, body, follow, stream
-from tests.support.launched import Launched, launched
-from tests.support.processes import ended
-from tests.support.prompts import english_ids
-from tests.support.reference import greedy
-from tests.support.stages import is_stage
+from tests.support.engine.prompts import english_ids
+from tests.support.engine.reference import greedy
+from tests.support.processes.launched import Launched, launched
+from tests.support.processes.spawn import ended
+from tests.support.processes.stages import is_stage
 from tests.support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.launched import Launched, launched
+from tests.support.processes.launched import Launched, launched
 
 BLOCK = 16
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launcher_process import nothing_left
-from tests.support.launched import free_port
-from tests.support.processes import spawn, tail, wait_until
+from tests.support.processes.launched import free_port
+from tests.support.processes.spawn import spawn, tail, wait_until
 from tests.support.readme import README, curl_line
 from tsukimi.local.rundir import RunDir
 

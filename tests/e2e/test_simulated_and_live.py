@@ -15,9 +15,9 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from shared.core.cost_presets import PRESETS
+from shared.core.costs.presets import PRESETS
 from shared.protocol.cluster import CostCoefficients
-from tests.support.cluster import Cluster, cluster
+from tests.support.processes.cluster import Cluster, cluster
 from tsukimi.simulate.cluster import SimulatedCluster
 from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.support.ask import many, stream
-from tests.support.launched import Launched, launched
-from tests.support.prompts import english_ids
+from tests.support.engine.prompts import english_ids
+from tests.support.processes.launched import Launched, launched
 
 STREAMS, AT_ONCE, NEW_TOKENS = 100, 16, 64
 

@@ -13,8 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
-from tests.support.launched import Launched, launched
-from tests.support.shapes import Machine, Strict, Town
+from tests.support.engine.shapes import Machine, Strict, Town
+from tests.support.processes.launched import Launched, launched
 
 REAL = pytest.param("smollm2-135m", marks=[pytest.mark.real, pytest.mark.slow])
 MESSAGES: Any = [{"role": "user", "content": "Describe it in JSON."}]

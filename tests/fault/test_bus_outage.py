@@ -14,7 +14,7 @@ from msgspec import Struct
 import shared.io.nats_bus as nats_bus
 from shared.io.nats_bus import NatsBus, connect
 from shared.protocol.errors import Invalid, Overloaded, Unavailable
-from tests.support.nats import NatsServer, nats_server
+from tests.support.processes.nats import NatsServer, nats_server
 from tests.support.until import until
 
 

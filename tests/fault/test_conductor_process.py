@@ -25,10 +25,10 @@ from shared.protocol.cluster import (
 from shared.protocol.errors import Unavailable
 from shared.protocol.ids import BlockKey, Role
 from shared.protocol.requests import Placement, PlaceRequest
-from tests.support.cluster_of import COST, SPEC, keys, ref
-from tests.support.nats import NatsServer
-from tests.support.processes import spawn, tail
+from tests.support.processes.nats import NatsServer
+from tests.support.processes.spawn import spawn, tail
 from tests.support.until import until
+from tests.support.worlds.cluster_of import COST, SPEC, keys, ref
 from tsukimi.replay import replay
 
 ROLES: dict[str, Role] = {"p-0": "prefill", "p-1": "prefill", "d-0": "decode", "c-0": "cache", "c-1": "cache"}

@@ -17,8 +17,8 @@ from shared.protocol import subjects
 from shared.protocol.cluster import BlockEvents, BlockSnapshotPart, SnapshotAsked
 from shared.protocol.errors import Refused
 from shared.protocol.ids import NodeRef
-from tests.support.cluster import Cluster, cluster
-from tests.support.endpoints import HOSTS, LAYOUT, NAMESPACE, Site, eventually, site
+from tests.support.fakes.endpoints import HOSTS, LAYOUT, NAMESPACE, Site, eventually, site
+from tests.support.processes.cluster import Cluster, cluster
 from tsukimi.replay import replay
 
 KEYS = [bytes([i]) * 16 for i in range(40)]

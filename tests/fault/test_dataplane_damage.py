@@ -8,13 +8,13 @@ import random
 import pytest
 
 from shared.dataplane.api import LandingCommit
-from shared.dataplane.arena import Arena
 from shared.dataplane.faults import Fault, Faults
-from shared.dataplane.frames import Hello, OpenWrite, Write
-from shared.dataplane.framing import encode
+from shared.dataplane.memory.arena import Arena
 from shared.dataplane.transports.base import PeerLost
 from shared.dataplane.transports.tcp import TcpTransport
-from tests.support.endpoints import LAYOUT, NAMESPACE, TIMEOUTS, DictPool, Site, eventually, site
+from shared.dataplane.wire.frames import Hello, OpenWrite, Write
+from shared.dataplane.wire.framing import encode
+from tests.support.fakes.endpoints import LAYOUT, NAMESPACE, TIMEOUTS, DictPool, Site, eventually, site
 
 LANDING = b"L" * 16
 LAYERS = range(LAYOUT.layers)

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from shared.dataplane.api import LandingCommit
-from shared.dataplane.frames import Write
-from shared.dataplane.framing import encode
 from shared.dataplane.transports.base import Timeouts
+from shared.dataplane.wire.frames import Write
+from shared.dataplane.wire.framing import encode
 from shared.protocol.errors import Unavailable
-from tests.support.endpoints import LAYOUT, NAMESPACE, DictPool, eventually, site
-from tests.support.peer_process import LANDING, PROMPT_KEYS, PeerProcess
+from tests.support.fakes.endpoints import LAYOUT, NAMESPACE, DictPool, eventually, site
+from tests.support.processes.dataplane_peer import LANDING, PROMPT_KEYS, PeerProcess
 
 LAYERS = range(LAYOUT.layers)
 SHORT = Timeouts(connect_s=2.0, stall_s=0.5)

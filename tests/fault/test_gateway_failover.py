@@ -11,8 +11,8 @@ import pytest
 
 from shared.protocol.errors import Overloaded, Unavailable
 from shared.protocol.requests import TokenDelta
-from tests.support.fake_cluster import FakeCluster, memory_cluster, nats_cluster
-from tests.support.nats import NatsServer, nats_server
+from tests.support.fakes.fake_cluster import FakeCluster, memory_cluster, nats_cluster
+from tests.support.processes.nats import NatsServer, nats_server
 from tests.support.until import until
 from tsukimi.replay import replay
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.core import worker as w
-from tests.support.worker_owner import Owner
-from tests.support.worker_world import World, reference
+from shared.core.machine import Ticked
+from shared.core.worker import events as w
+from tests.support.worlds.worker_owner import Owner
+from tests.support.worlds.worker_world import World, reference
 
 
 def requests(world: World, count: int) -> None:
@@ -82,13 +83,13 @@ def test_pitfall_7_3_a_drain_ends_whatever_is_going_on(seed: int) -> None:
         world.now += 0.01
         if world.rng.random() < 0.05:
             for node in (world.prefill, world.decode):
-                node.feed(w.Ticked())
+                node.feed(Ticked())
         for owner in world.owners:
             if owner.attempts > 1:
                 owner.cancel()  # there is no other node to go to
     world.now += 10
     for node in (world.prefill, world.decode):
-        node.feed(w.Ticked())
+        node.feed(Ticked())
     for owner in world.owners:
         owner.cancel()
     world.run()

@@ -17,9 +17,9 @@ from shared.engine.load import load_engine
 from shared.protocol import subjects
 from shared.protocol.errors import TsukimiError
 from shared.protocol.requests import Accepted, PrefillJob
-from tests.support.hand_gateway import GREEDY, HandGateway, hand_gateway
-from tests.support.nats import NatsServer
-from tests.support.sequences import Sequences
+from tests.support.engine.sequences import Sequences
+from tests.support.fakes.hand_gateway import GREEDY, HandGateway, hand_gateway
+from tests.support.processes.nats import NatsServer
 from tsukimi.replay import replay
 
 BLOCK = 16

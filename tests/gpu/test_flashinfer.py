@@ -15,9 +15,9 @@ from shared.engine.api import Engine, EngineConfig  # noqa: E402
 from shared.engine.attention.api import AttentionShape  # noqa: E402
 from shared.engine.attention.flashinfer import FlashInferAttention  # noqa: E402
 from shared.engine.load import load_engine  # noqa: E402
-from tests.support.attention import Bench, new_layers  # noqa: E402
-from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
+from tests.support.engine.attention import Bench, new_layers  # noqa: E402
+from tests.support.engine.sequences import Sequences  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
 
 TOLERANCE = 2e-2
 PAGES = 200

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 from shared.engine.api import Engine, EngineConfig  # noqa: E402
 from shared.engine.graphs.capture import CudaCapture  # noqa: E402
 from shared.engine.load import load_engine  # noqa: E402
-from tests.support.sequences import Sequences  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
-from tests.support.twins import GARBAGE, Twins, worst  # noqa: E402
+from tests.support.engine.sequences import Sequences  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
+from tests.support.engine.twins import GARBAGE, Twins, worst  # noqa: E402
 
 TOLERANCE = 2e-2
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.dataplane.arena import Arena  # noqa: E402
-from shared.engine.mirrored import MirroredPages  # noqa: E402
-from shared.engine.paged import arena_layers  # noqa: E402
+from shared.dataplane.memory.arena import Arena  # noqa: E402
+from shared.engine.kv.mirrored import MirroredPages  # noqa: E402
+from shared.engine.kv.paged import arena_layers  # noqa: E402
 from shared.engine.staging.stager import BUFFERS  # noqa: E402
 from shared.protocol.model import KVLayout  # noqa: E402
-from tests.support.packed import packed  # noqa: E402
+from tests.support.engine.packed import packed  # noqa: E402
 
 LAYOUT = KVLayout(layers=6, kv_heads=4, head_dim=64, block_tokens=16, dtype="bfloat16", dtype_bytes=2)
 PAGES = 64

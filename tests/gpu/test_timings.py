@@ -14,12 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.core.blocks import blocks_for  # noqa: E402
+from shared.core.kv.block_keys import blocks_for  # noqa: E402
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, AttentionShape, Span  # noqa: E402
 from shared.engine.graphs.capture import CudaCapture  # noqa: E402
-from tests.support.sdpa_pages import SdpaPages  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
-from tests.support.twins import Twins  # noqa: E402
+from tests.support.engine.sdpa_pages import SdpaPages  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
+from tests.support.engine.twins import Twins  # noqa: E402
 
 CONTEXT_TOKENS = 512
 REPEATS = 20

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 from structlog.testing import capture_logs  # noqa: E402
 
 from tests.gpu.test_graphs import assert_same, twins_of  # noqa: E402
-from tests.support.twins import waits_for_the_device  # noqa: E402
+from tests.support.engine.twins import waits_for_the_device  # noqa: E402
 
 
 def test_what_cannot_be_captured_is_computed_kernel_by_kernel(

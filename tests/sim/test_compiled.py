@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import dialogues
+from tests.support.worlds.traces import dialogues
 from tsukimi.compiled.build import CannotCompile, build
 from tsukimi.compiled.sources import ROOT
 
@@ -22,10 +22,10 @@ from tsukimi.simulate.cluster import SimulatedCluster
 from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report, to_json
 from tsukimi.simulate.trace import read_trace
-import shared.core.conductor as conductor
+import shared.core.conductor.machine as conductor
 assert conductor.__file__.endswith(".py") == (sys.argv[1] == "source")
 requests = read_trace(Path(sys.argv[2]), speed=4.0, requests=0)
-own = "tests.support.policies:LongPromptsWait"
+own = "tests.support.fakes.policies:LongPromptsWait"
 for policy in ("random", "load_balance", "cache_aware", "kvcache_centric", own):
     config = SimulationConfig(
         prefill=3, decode=2, policy=policy, ttft_slo_s=6.0, tbt_slo_s=0.2, pool_tokens=100_000, kv_tokens=60_000,

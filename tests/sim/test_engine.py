@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.core.cost import compute_s, repeat_s, step_s
-from shared.core.cost_presets import LLAMA2_70B_8XA800
-from shared.core.steps import InterruptRun, RunStep, SequenceStep, StepDone
+from shared.core.costs.model import compute_s, repeat_s, step_s
+from shared.core.costs.presets import LLAMA2_70B_8XA800
+from shared.core.worker.steps import InterruptRun, RunStep, SequenceStep, StepDone
 from shared.protocol.sampling import SamplingParams
 from tsukimi.simulate.engine import CostEngine
 from tsukimi.simulate.timeline import Timeline

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.request_events import Deliver, Finish
+from shared.core.request.events import Deliver, Finish
 from shared.protocol.errors import WireError
 from tsukimi.simulate.measure import Measures, mean_of_longest, spread
 from tsukimi.simulate.trace import TraceRequest

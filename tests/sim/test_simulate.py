@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.core.conductor import ConductorMachine
-from tests.support.traces import CONVERSATION, dialogues, needs_conversation_trace
+from shared.core.conductor.machine import ConductorMachine
+from tests.support.worlds.traces import CONVERSATION, dialogues, needs_conversation_trace
 from tsukimi.simulate.cluster import SimulatedCluster
 from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report

@@ -8,22 +8,28 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "tsukimi" / "simulate"
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "tsukimi" / "simulate"
 FILES = sorted(PACKAGE.glob("*.py"))
 
 MACHINES = {
-    "shared.core.conductor": {"ConductorMachine"},
-    "shared.core.prefill": {"PrefillMachine"},
-    "shared.core.decode": {"DecodeMachine"},
-    "shared.core.cache": {"CacheMachine"},
-    "shared.core.lifecycle": {"RequestMachine"},
+    "shared.core.conductor.machine": {"ConductorMachine"},
+    "shared.core.worker.prefill": {"PrefillMachine"},
+    "shared.core.worker.decode": {"DecodeMachine"},
+    "shared.core.cache.machine": {"CacheMachine"},
+    "shared.core.request.machine": {"RequestMachine"},
 }
 VOCABULARY = {
-    "shared.core.machine", "shared.core.steps", "shared.core.transfers", "shared.core.worker",
-    "shared.core.conductor_events", "shared.core.cache_events", "shared.core.request_events",
+    "shared.core.machine", "shared.core.worker.steps", "shared.core.worker.transfers", "shared.core.worker.events",
+    "shared.core.conductor.events", "shared.core.cache.events", "shared.core.request.events",
 }  # fmt: skip
-SETTINGS = {"shared.core.objectives", "shared.core.links", "shared.core.worker_config", "shared.core.cache_config"}
-PHYSICS = {"shared.core.cost", "shared.core.cost_presets", "shared.core.blocks", "shared.core.block_parts"}
+SETTINGS = {
+    "shared.core.cache.config", "shared.core.conductor.objectives", "shared.core.costs.links",
+    "shared.core.worker.config",
+}  # fmt: skip
+PHYSICS = {
+    "shared.core.costs.model", "shared.core.costs.presets", "shared.core.kv.block_keys", "shared.core.kv.block_events",
+}  # fmt: skip
 """How long things take, and how blocks are named and told of."""
 OUTSIDE = {"msgspec", "rich", "typer"}
 
@@ -36,7 +42,7 @@ def imports(path: Path) -> list[tuple[str, set[str]]]:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             names = {alias.name for alias in node.names}
-            if module in ("shared.core", "shared.protocol"):
+            if (REPOSITORY / module.replace(".", "/")).is_dir():
                 found += [(f"{module}.{name}", set()) for name in names]
             else:
                 found.append((module, names))

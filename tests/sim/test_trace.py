@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.protocol.errors import Invalid
-from tests.support.traces import CONVERSATION, needs_conversation_trace
+from tests.support.worlds.traces import CONVERSATION, needs_conversation_trace
 from tsukimi.simulate.trace import parse_trace, read_trace
 
 

@@ -20,7 +20,7 @@ OPTIMISE = "3"
 """As for the C compiler's -O: 1 compiles in two thirds of the time and runs a few per cent longer."""
 
 LEFT_OUT = (
-    "shared/core/placement.py",  # users derive policies of their own from its classes
+    "shared/core/conductor/policies.py",  # users derive policies of their own from its classes
     "tsukimi/simulate/command.py",  # typer looks into its functions
     "tsukimi/simulate/run.py",
     "tsukimi/simulate/report.py",
@@ -30,7 +30,7 @@ LEFT_OUT = (
 def to_compile() -> list[Path]:
     """Modules with functions in them, relative to the root; not those that define messages, whose classes msgspec makes
     and mypyc can't."""
-    found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
+    found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return [path for path in found if path.as_posix() not in LEFT_OUT and _compiles(ast.parse((ROOT / path).read_text()))]
 
 
@@ -50,6 +50,6 @@ def folder() -> Path:
     """Where a build of the sources as they are lies, if there is one."""
     digest = hashlib.blake2b(f"{SUFFIX} {OPTIMISE}".encode(), digest_size=8)
     for package in DEPENDS_ON:
-        for path in sorted((ROOT / package).glob("*.py")):
+        for path in sorted((ROOT / package).rglob("*.py")):
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return models_folder().parent / "compiled" / digest.hexdigest()

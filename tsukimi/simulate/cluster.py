@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shared.core.block_parts import snapshot_parts
-from shared.core.blocks import blocks_for, namespace_digest
-from shared.core.conductor import ConductorMachine
-from shared.core.conductor_events import (
+from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
     CallRoll,
@@ -22,13 +19,17 @@ from shared.core.conductor_events import (
     ReplyRefusal,
     SnapshotArrived,
 )
-from shared.core.cost_presets import PRESETS
-from shared.core.decode import DecodeMachine
-from shared.core.links import Links
-from shared.core.objectives import Objectives
-from shared.core.prefill import PrefillMachine
-from shared.core.worker import PublishBlocks, PublishSnapshot, Reply, SnapshotWanted, Ticked
-from shared.core.worker_config import DecodeConfig, PrefillConfig
+from shared.core.conductor.machine import ConductorMachine
+from shared.core.conductor.objectives import Objectives
+from shared.core.costs.links import Links
+from shared.core.costs.presets import PRESETS
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted, snapshot_parts
+from shared.core.kv.block_keys import blocks_for, namespace_digest
+from shared.core.machine import Ticked
+from shared.core.worker.config import DecodeConfig, PrefillConfig
+from shared.core.worker.decode import DecodeMachine
+from shared.core.worker.events import Reply
+from shared.core.worker.prefill import PrefillMachine
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import KVLayout, ModelSpec

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shared.core.cost_presets import PRESETS
+from shared.core.costs.presets import PRESETS
 from tsukimi.compiled.load import use_compiled
 
 

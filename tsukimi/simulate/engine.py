@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.core.cost import mixed_s, repeat_s, step_s, steps_within
-from shared.core.steps import InterruptRun, RunStep, SequenceResult, StepDone
+from shared.core.costs.model import mixed_s, repeat_s, step_s, steps_within
+from shared.core.worker.steps import InterruptRun, RunStep, SequenceResult, StepDone
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import AttemptId
 from tsukimi.simulate.timeline import Timeline

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shared.core import request_events as ev
-from shared.core.conductor_events import PlaceAsked, ReplyPlacement, ReplyRefusal
-from shared.core.lifecycle import RequestMachine
-from shared.core.machine import Ask
-from shared.core.worker import AttemptCancelled, JobSubmitted, Reply, ReserveAsked, SyncAsked, Ticked
+from shared.core.conductor.events import PlaceAsked, ReplyPlacement, ReplyRefusal
+from shared.core.machine import Ask, Ticked
+from shared.core.request import events as ev
+from shared.core.request.machine import RequestMachine
+from shared.core.worker.events import AttemptCancelled, JobSubmitted, Reply, ReserveAsked, SyncAsked
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.requests import AttemptState, Reserved, TokenDelta

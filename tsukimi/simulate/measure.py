@@ -7,7 +7,7 @@ from math import ceil
 from operator import itemgetter
 from typing import Any
 
-from shared.core.request_events import Deliver, Finish
+from shared.core.request.events import Deliver, Finish
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId
 from tsukimi.simulate.trace import TraceRequest

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.core.cache import CacheMachine
-from shared.core.cache_config import CacheConfig
-from shared.core.cache_events import (
+from shared.core.cache.config import CacheConfig
+from shared.core.cache.events import (
     ConfirmPut,
     GrantPut,
     GrantRead,
@@ -17,7 +16,8 @@ from shared.core.cache_events import (
     ReadClosed,
     ReadOpened,
 )
-from shared.core.worker import PublishBlocks, PublishSnapshot, SnapshotWanted
+from shared.core.cache.machine import CacheMachine
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted
 from shared.protocol.cluster import NodeInfo, NodeLoad
 from shared.protocol.ids import BlockKey, LandingId, NodeRef
 from tsukimi.simulate.timeline import Timeline

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shared.core.cost_presets import PRESETS
+from shared.core.costs.presets import PRESETS
 from shared.protocol.errors import Invalid
 from tsukimi.simulate.cluster import SimulatedCluster
 from tsukimi.simulate.config import SimulationConfig

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.core.transfers import (
+from shared.core.worker.transfers import (
     BlocksFetched,
     CommitHandoff,
     FetchBlocks,

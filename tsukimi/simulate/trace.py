@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from shared.core.blocks import KEY_BYTES, blocks_for
+from shared.core.kv.block_keys import KEY_BYTES, blocks_for
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import BlockKey
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shared.core import transfers as t
-from shared.core import worker as w
-from shared.core.decode import DecodeMachine
-from shared.core.prefill import PrefillMachine
-from shared.core.steps import InterruptRun, RunStep
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot
+from shared.core.worker import events as w
+from shared.core.worker import transfers as t
+from shared.core.worker.decode import DecodeMachine
+from shared.core.worker.prefill import PrefillMachine
+from shared.core.worker.steps import InterruptRun, RunStep
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
@@ -67,8 +68,8 @@ class SimulatedWorker:
         self._do: dict[type, Callable[[Any], None]] = {
             w.Reply: peers.answer,
             w.SendTokens: lambda c: peers.deliver(self.ref, c.deltas),
-            w.PublishBlocks: lambda c: publish(self.ref, c),
-            w.PublishSnapshot: lambda c: publish(self.ref, c),
+            PublishBlocks: lambda c: publish(self.ref, c),
+            PublishSnapshot: lambda c: publish(self.ref, c),
             RunStep: self._run_step,
             InterruptRun: self.engine.interrupt,
             t.FetchBlocks: self._fetch,

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shared.dataplane.frames import Message
-from shared.dataplane.framing import Extent, Frame
+from shared.dataplane.wire.frames import Message
+from shared.dataplane.wire.framing import Extent, Frame
 from shared.protocol.errors import Unavailable
 
 

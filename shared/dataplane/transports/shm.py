@@ -11,9 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-from shared.dataplane.frames import Message
-from shared.dataplane.framing import Extent, Frame, encode
-from shared.dataplane.memory import Memory
+from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.transports.base import PeerLost, Timeouts
 from shared.dataplane.transports.sockets import (
     BACKLOG,
@@ -23,6 +21,8 @@ from shared.dataplane.transports.sockets import (
     check_lengths,
     stop_listening,
 )
+from shared.dataplane.wire.frames import Message
+from shared.dataplane.wire.framing import Extent, Frame, encode
 
 
 class ShmConnection(SocketConnection):

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shared.dataplane.frames import Message
-from shared.dataplane.framing import Extent, Frame, FrameDecoder, FrameError, encode
-from shared.dataplane.memory import Memory
+from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.transports.base import PeerLost, Timeouts
+from shared.dataplane.wire.frames import Message
+from shared.dataplane.wire.framing import Extent, Frame, FrameDecoder, FrameError, encode
 
 MAX_IOV = 512
 """Buffers in one system call; the kernel's own limit is 1024."""

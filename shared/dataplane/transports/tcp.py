@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from shared.dataplane.memory import Memory
+from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.transports.base import PeerLost, Timeouts
 from shared.dataplane.transports.sockets import BACKLOG, SocketConnection, accept, stop_listening
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 import transformers
 
-from shared.core.blocks import blocks_for, pack_tokens
-from shared.core.steps import SequenceStep
+from shared.core.kv.block_keys import blocks_for, pack_tokens
+from shared.core.worker.steps import SequenceStep
 from shared.engine.api import EngineConfig
+from shared.engine.kv.paged import DTYPES
 from shared.engine.load import load_engine
-from shared.engine.paged import DTYPES
 from shared.io.models import resolve_model
 from shared.protocol.sampling import SamplingParams
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from shared.engine import hf
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, Reach
 from shared.engine.paths.api import AfterLayer
+from shared.engine.weights import transformers as hf
 
 
 class GeneralPath:

@@ -15,13 +15,13 @@ import torch
 from msgspec import Struct
 from torch.nn.functional import pad
 
-from shared.engine import hf
 from shared.engine.attention.api import AttentionBackend, AttentionBatch, FixableBackend
 from shared.engine.attention.uploads import pinned, upload
 from shared.engine.graphs.capture import Capture
 from shared.engine.graphs.sizes import fitting, padded
 from shared.engine.paths.api import AfterLayer
 from shared.engine.paths.general import Attending, GeneralPath
+from shared.engine.weights import transformers as hf
 
 log = structlog.get_logger(__name__)
 

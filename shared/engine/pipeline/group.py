@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 import torch
 
-from shared.dataplane.arena import Arena
+from shared.dataplane.memory.arena import Arena
 from shared.engine.api import EngineConfig, EngineLost
 from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.native.kernels import Kernels

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-from shared.dataplane.arena import Arena
-from shared.dataplane.memory import MappedMemory
-from shared.engine import hf
+from shared.dataplane.memory.anonymous import MappedMemory
+from shared.dataplane.memory.arena import Arena
 from shared.engine.attention.api import AttentionBatch
+from shared.engine.kv.paged import DTYPES, arena_layers
 from shared.engine.native.kernels import load
-from shared.engine.paged import DTYPES, arena_layers
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
 from shared.engine.pipeline.messages import FOLLOWED, LayerWritten, PieceDone, Reached, Ready, Rows, Setup
 from shared.engine.pipeline.onward import Onward
 from shared.engine.pipeline.seam import MOST_WAITING, Reports, Seam
+from shared.engine.weights import transformers as hf
 from shared.io.parent import die_with_parent
 
 

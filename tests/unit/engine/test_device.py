@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.core.steps import SequenceStep  # noqa: E402
+from shared.core.worker.steps import SequenceStep  # noqa: E402
 from shared.engine import device  # noqa: E402
 from shared.engine.api import EngineConfig, EngineLost  # noqa: E402
 from shared.engine.attention.cpu import CpuAttention  # noqa: E402
@@ -17,7 +17,7 @@ from shared.engine.hardware import Hardware  # noqa: E402
 from shared.engine.model import ModelEngine  # noqa: E402
 from shared.protocol.errors import Invalid  # noqa: E402
 from shared.protocol.sampling import SamplingParams  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
 
 
 class Failing(CpuAttention):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.core.worker import PublishBlocks, PublishSnapshot
+from shared.core.kv.block_events import PublishBlocks, PublishSnapshot
 from shared.io.block_feed import WAITING_LIMIT, BlockFeed
 from shared.io.memory_bus import MemoryBroker
 from shared.protocol import subjects

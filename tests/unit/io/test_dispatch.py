@@ -10,7 +10,7 @@ from shared.io.dispatch import Dispatcher, Inbound
 from shared.io.replies import Replies
 from shared.protocol.errors import Overloaded, Unavailable, WireError
 from shared.protocol.wire import decode, encode
-from tests.support.virtual_time import run
+from tests.support.worlds.virtual_time import run
 
 
 class Ask(Struct, frozen=True, tag="ask"):

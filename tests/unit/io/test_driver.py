@@ -10,7 +10,7 @@ import pytest
 from shared.core.machine import Command, Event
 from shared.io.driver import Driver
 from shared.io.recorder import Recorder, read_recording
-from tests.support.virtual_time import Deadlock, run
+from tests.support.worlds.virtual_time import Deadlock, run
 
 
 class Happened(Event, frozen=True):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from shared.io.memory_bus import MemoryBroker, matches
 from shared.protocol.errors import DeadlineExceeded, Overloaded, Unavailable
-from tests.support.virtual_time import run
+from tests.support.worlds.virtual_time import run
 
 
 class Ping(Struct, frozen=True, tag="ping"):

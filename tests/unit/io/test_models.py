@@ -34,7 +34,7 @@ def test_an_alias_is_its_folder_in_the_cache(cache: Path) -> None:
 
 
 def test_a_missing_alias_says_how_to_fetch_it() -> None:
-    with pytest.raises(Invalid, match=f"python -m shared.engine.fetch {DEFAULT_MODEL}") as refused:
+    with pytest.raises(Invalid, match=f"python -m shared.engine.weights.fetch {DEFAULT_MODEL}") as refused:
         resolve_model(DEFAULT_MODEL)
     assert refused.value.param == "model"
 

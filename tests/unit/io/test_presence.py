@@ -9,7 +9,7 @@ from shared.io.presence import COALESCE_S, Presence
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLeft, NodeLoad, RollCall, Stage
 from shared.protocol.ids import NodeRef
-from tests.support.virtual_time import run
+from tests.support.worlds.virtual_time import run
 
 
 class Node:

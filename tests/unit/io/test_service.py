@@ -1,4 +1,4 @@
-"""The life of a service process, with a real one (tests.support.echo_service) on a real nats-server."""
+"""The life of a service process, with a real one (tests.support.processes.echo_service) on a real nats-server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 from shared.io.nats_bus import NatsBus, connect
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLeft, NodeLoad, RollCall
-from tests.support.cluster import REPOSITORY
-from tests.support.echo_service import SUBJECT, Echo
-from tests.support.nats import NatsServer
-from tests.support.processes import ended, spawn, tail
+from tests.support.processes.cluster import REPOSITORY
+from tests.support.processes.echo_service import SUBJECT, Echo
+from tests.support.processes.nats import NatsServer
+from tests.support.processes.spawn import ended, spawn, tail
 from tests.support.until import until
 
 
@@ -38,7 +38,7 @@ class World:
         self.process: subprocess.Popen[bytes]
 
     def start(self, *flags: str) -> None:
-        args = [sys.executable, "-m", "tests.support.echo_service", "--nats-url", self.nats.url, *flags]
+        args = [sys.executable, "-m", "tests.support.processes.echo_service", "--nats-url", self.nats.url, *flags]
         self.process = spawn(args, log=self.log, cwd=REPOSITORY)
 
     async def start_ready(self, *flags: str) -> None:
@@ -222,7 +222,7 @@ async def test_pitfall_7_5_it_ends_with_the_process_it_was_started_for(
     script = textwrap.dedent(
         f"""
         import os, subprocess, sys, time
-        args = [sys.executable, "-m", "tests.support.echo_service", "--nats-url", "{world.nats.url}",
+        args = [sys.executable, "-m", "tests.support.processes.echo_service", "--nats-url", "{world.nats.url}",
                 "--parent-pid", str(os.getpid())]
         if {through_shell}:
             args = ["sh", "-c", '"$@"; sleep 60', "sh", *args]

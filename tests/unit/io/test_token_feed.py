@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.core.worker import SendTokens
+from shared.core.worker.events import SendTokens
 from shared.io.memory_bus import MemoryBroker
 from shared.io.token_feed import WAITING_LIMIT, TokenFeed
 from shared.protocol import subjects

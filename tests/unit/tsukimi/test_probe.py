@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.support.nats import nats_server
+from tests.support.processes.nats import nats_server
 from tests.unit.tsukimi.gateway_double import gateway_double
 from tsukimi.probe import http_status, node_stage
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from shared.core.conductor import ConductorMachine
-from shared.core.conductor_events import (
+from shared.core.conductor.events import (
     BlocksChanged,
     ConductorConfig,
     LoadReported,
     NodeAnnounced,
     PlaceAsked,
 )
-from shared.core.worker import BusFound, BusLost, Ticked
+from shared.core.conductor.machine import ConductorMachine
+from shared.core.machine import BusFound, BusLost, Ticked
 from shared.io.driver import Driver
 from shared.io.recorder import Recorder
 from shared.protocol.cluster import BlockEvents, NodeInfo, NodeLoad
 from shared.protocol.requests import PlaceRequest
-from tests.support.cluster_of import COST, SPEC, keys, ref
-from tests.support.virtual_time import run
+from tests.support.worlds.cluster_of import COST, SPEC, keys, ref
+from tests.support.worlds.virtual_time import run
 from tsukimi.errors import ToolError
 from tsukimi.replay import replay
 

@@ -6,7 +6,7 @@ import pytest
 
 from shared.protocol.cluster import NodeInfo, NodeLoad
 from shared.protocol.ids import NodeRef, Role
-from tests.support.nats import nats_server
+from tests.support.processes.nats import nats_server
 from tsukimi.errors import ToolError
 from tsukimi.status import RollBook, ask, hit_rate, to_json
 

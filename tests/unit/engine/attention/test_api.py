@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.attention.api import AttentionBatch, Span
-from tests.support.packed import packed_apart
+from tests.support.engine.packed import packed_apart
 
 BLOCK = 16
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.graphs.capture import CudaCapture  # noqa: E402
-from tests.support.fake_cuda import FakeCuda  # noqa: E402
+from tests.support.fakes.fake_cuda import FakeCuda  # noqa: E402
 
 DEVICE = torch.device("cuda")
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.native.build import CannotBuild, library  # noqa: E402
 from tests.emulated.program import build_check  # noqa: E402
-from tests.support.builds import TESTED, build_of  # noqa: E402
+from tests.support.engine.builds import TESTED, build_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.native.kernels import Kernels, sound  # noqa: E402
 from shared.engine.native.store import Store  # noqa: E402
-from tests.support.builds import TESTED, loaded  # noqa: E402
+from tests.support.engine.builds import TESTED, loaded  # noqa: E402
 
 SHAPES = [(16, 8), (33, 30), (64, 600), (100, 1300), (200, 64), (1, 2)]
 """(outputs, inputs): whole panels and not, inputs of one depth and of several."""

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from structlog.testing import capture_logs  # noqa: E402
 
-from tests.support.fixed_attention import FixableReference  # noqa: E402
-from tests.support.recorded import HostRead, Recorder, as_it_comes  # noqa: E402
-from tests.support.tiny import save_tiny  # noqa: E402
-from tests.support.twins import GARBAGE, Twins, waits_for_the_device, worst  # noqa: E402
+from tests.support.engine.fixed_attention import FixableReference  # noqa: E402
+from tests.support.engine.recorded import HostRead, Recorder, as_it_comes  # noqa: E402
+from tests.support.engine.tiny import save_tiny  # noqa: E402
+from tests.support.engine.twins import GARBAGE, Twins, waits_for_the_device, worst  # noqa: E402
 
 MOST = 4
 MODELS: dict[str, dict[str, Any]] = {

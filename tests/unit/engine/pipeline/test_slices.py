@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.attention.api import AttentionBatch
 from shared.engine.pipeline.slices import ALIGN, SEAM_LAYERS, layer_slices, pieces
-from tests.support.packed import packed_apart
+from tests.support.engine.packed import packed_apart
 
 BLOCK = 16
 

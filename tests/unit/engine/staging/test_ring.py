@@ -10,7 +10,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from shared.engine.staging.ring import Ring  # noqa: E402
-from tests.support.late_lane import LateLane  # noqa: E402
+from tests.support.fakes.late_lane import LateLane  # noqa: E402
 
 
 class World:

@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.blocks import blocks_for
+from shared.core.kv.block_keys import blocks_for
 from shared.engine.attention.api import AttentionBatch
 from shared.engine.staging.written import Written, written
-from tests.support.packed import packed
+from tests.support.engine.packed import packed
 
 BLOCK = 8
 

@@ -8,10 +8,10 @@ import pytest
 
 from services.cache_node.app import lay_out
 from services.cache_node.backend import MachineBackend
-from shared.core.cache import CacheEvent, CacheMachine
-from shared.core.cache_config import CacheConfig
+from shared.core.cache.config import CacheConfig
+from shared.core.cache.machine import CacheEvent, CacheMachine
 from shared.dataplane.api import PoolBackend
-from shared.dataplane.memory import Memory
+from shared.dataplane.memory.anonymous import Memory
 from shared.protocol.errors import Invalid, Refused, Unavailable
 from shared.protocol.model import KVLayout
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from tests.support.nats import nats_server
+from tests.support.processes.nats import nats_server
 
 
 def test_nothing_heavy_is_imported() -> None:

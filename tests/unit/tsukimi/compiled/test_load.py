@@ -25,8 +25,8 @@ def test_without_a_build_the_source_is_run(tmp_path: Path) -> None:
     program = """
 from tsukimi.compiled.load import use_compiled
 print(use_compiled())
-import shared.core.pool
-print(shared.core.pool.__file__.rpartition(".")[2])
+import shared.core.kv.pool
+print(shared.core.kv.pool.__file__.rpartition(".")[2])
 """
     assert says(program, tmp_path).split() == ["False", "py"]
 
@@ -35,26 +35,26 @@ def test_a_build_does_not_meet_modules_that_were_imported_as_source(tmp_path: Pa
     program = """
 from tsukimi.compiled import sources
 from tsukimi.compiled.load import use_compiled
-built = sources.folder() / "shared/core" / f"pool{sources.SUFFIX}"
+built = sources.folder() / "shared/core/kv" / f"pool{sources.SUFFIX}"
 built.parent.mkdir(parents=True)
 built.touch()
-import shared.core.pool
+import shared.core.kv.pool
 print(use_compiled())
 """
     assert says(program, tmp_path) == "False"
 
 
 def test_what_a_build_has_is_found_and_nothing_else(tmp_path: Path) -> None:
-    inside = tmp_path / "shared/core" / f"pool{sources.SUFFIX}"
+    inside = tmp_path / "shared/core/kv" / f"pool{sources.SUFFIX}"
     inside.parent.mkdir(parents=True)
     inside.touch()
     (tmp_path / f"0a__mypyc{sources.SUFFIX}").touch()
     finder = BuildFinder(tmp_path)
-    assert finder.names == {"shared.core.pool", "0a__mypyc"}
-    spec = finder.find_spec("shared.core.pool", None)
+    assert finder.names == {"shared.core.kv.pool", "0a__mypyc"}
+    spec = finder.find_spec("shared.core.kv.pool", None)
     assert spec is not None
     assert spec.origin == str(inside)
-    assert finder.find_spec("shared.core.runs", None) is None
+    assert finder.find_spec("shared.core.kv.block_tree", None) is None
 
 
 def test_why_nothing_is_built_is_said(

@@ -23,8 +23,11 @@ def test_functions_are_compiled_and_messages_and_mere_data_are_not() -> None:
 
 def test_every_machine_and_the_simulator_around_them_are_compiled() -> None:
     compiled = {path.as_posix() for path in sources.to_compile()}
-    machines = ("conductor", "prefill", "decode", "cache", "lifecycle")
-    parts = ("pool", "runs", "placer", "place_view", "index", "sequence", "stepping", "worker_machine")
+    machines = ("conductor/machine", "worker/prefill", "worker/decode", "cache/machine", "request/machine")
+    parts = (
+        "kv/pool", "kv/block_tree", "conductor/scheduler", "conductor/policy_view", "conductor/block_index",
+        "worker/sequence", "worker/inflight_step", "worker/machine",
+    )  # fmt: skip
     assert {f"shared/core/{name}.py" for name in (*machines, *parts)} <= compiled
     assert {f"tsukimi/simulate/{name}.py" for name in ("cluster", "worker", "timeline", "engine")} <= compiled
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.support.pacing_server import MODEL, PacingServer, Plan, pacing_server
+from tests.support.processes.pacing_server import MODEL, PacingServer, Plan, pacing_server
 from tsukimi.cli import app
 from tsukimi.errors import ToolError
 from tsukimi.load.bench import bench_serve

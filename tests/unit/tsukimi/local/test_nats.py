@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.support.nats import nats_server
+from tests.support.processes.nats import nats_server
 from tsukimi.local.nats import HOST, PORTS, answers, can_bind, find_binary, free_port
 
 

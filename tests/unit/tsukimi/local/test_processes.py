@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.processes import wait_until
+from tests.support.processes.spawn import wait_until
 from tsukimi.local.processes import SHIM, ProcessId, identify, is_alive, kill_all, send, spawn
 
 

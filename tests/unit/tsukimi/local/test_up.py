@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import free_port
+from tests.support.processes.launched import free_port
 from tsukimi.errors import ToolError
 from tsukimi.local.launcher import Addresses
 from tsukimi.local.plan import ClusterOptions

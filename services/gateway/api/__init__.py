@@ -1,0 +1,1 @@
+"""What the OpenAI API says: requests in, answers and errors out."""

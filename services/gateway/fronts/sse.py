@@ -1,0 +1,31 @@
+"""Server-sent events as OpenAI clients read them. Bytes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from services.gateway.api.errors import error_object
+from services.gateway.api.openai_schemas import Answer
+from shared.protocol.errors import TsukimiError
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients skip it, proxies see that the stream lives."""
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def data(chunks: Sequence[Answer]) -> bytes:
+    return b"".join(b"data: %b\n\n" % _encoder.encode(chunk) for chunk in chunks)
+
+
+def error(failure: TsukimiError) -> bytes:
+    """In place of a finish_reason and [DONE]."""
+    return b"data: %b\n\n" % _encoder.encode(error_object(failure))

@@ -1,0 +1,25 @@
+"""What every streaming front does: news as chunks until the end, or a sign that it is time for a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from services.gateway.api.openai_responses import Answers
+from services.gateway.api.openai_schemas import Answer
+from services.gateway.generation.generation import Generation
+from services.gateway.generation.metrics import Tracked
+
+
+async def chunks_of(
+    generation: Generation, tracked: Tracked, keep_alive_s: float
+) -> AsyncIterator[list[Answer]]:
+    """Lists of chunks as they come, usage last if it is wanted; an empty list after `keep_alive_s` of silence.
+    Raises TsukimiError if the generation fails or is left."""
+    answers = Answers(generation.request, generation.text)
+    while not generation.ended:
+        updates = await generation.take(keep_alive_s)
+        if any(update.text for update in updates):
+            tracked.text_sent()
+        yield [chunk for update in updates for chunk in answers.chunks(update)]
+    if generation.request.include_usage:
+        yield [answers.usage_chunk(generation.usage)]

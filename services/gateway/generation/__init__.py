@@ -1,0 +1,1 @@
+"""Requests being generated, whichever front asked."""

@@ -1,0 +1,56 @@
+"""Questions to the conductor and the nodes. Every one ends in an event, also when nobody answers."""
+
+from __future__ import annotations
+
+from shared.core.machine import Event
+from shared.core.request import events as ev
+from shared.io.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.errors import TsukimiError, Unavailable, WireError
+from shared.protocol.requests import Accepted, AttemptState, Placement, Reserved, SyncRequest
+
+
+class Calls:
+    def __init__(self, bus: Bus, timeout_s: float) -> None:
+        self._bus = bus
+        self._timeout_s = timeout_s
+
+    async def place(self, command: ev.AskPlace) -> Event:
+        attempt = command.request.attempt
+        try:
+            placement = await self._bus.request(subjects.PLACE, command.request, Placement, self._timeout_s)
+        except TsukimiError as e:
+            return ev.PlaceRefused(attempt, e.to_wire())
+        return ev.PlaceAnswered(attempt, placement)
+
+    async def reserve(self, command: ev.Reserve) -> Event:
+        attempt, node = command.request.attempt, command.node.node
+        try:
+            reserved = await self._bus.request(
+                subjects.reserve(node), command.request, Reserved, self._timeout_s
+            )
+        except TsukimiError as e:
+            return ev.ReserveRefused(attempt, node, e.to_wire())
+        return ev.ReserveAnswered(attempt, node, reserved)
+
+    async def submit(self, command: ev.SubmitPrefill) -> Event:
+        attempt, node = command.job.attempt, command.node.node
+        try:
+            await self._bus.request(subjects.prefill(node), command.job, Accepted, self._timeout_s)
+        except TsukimiError as e:
+            return ev.SubmitRefused(attempt, node, e.to_wire())
+        return ev.SubmitAnswered(attempt, node)
+
+    async def sync(self, command: ev.AskSync) -> Event:
+        question = SyncRequest(command.attempt, command.from_index)
+        try:
+            state = await self._bus.request(
+                subjects.sync(command.node), question, AttemptState, self._timeout_s
+            )
+        except Unavailable as e:
+            # Our own connection being down says nothing of the node.
+            error = e.to_wire() if self._bus.connected else WireError("deadline_exceeded", "the bus is down")
+            return ev.SyncFailed(command.attempt, command.node, error)
+        except TsukimiError as e:
+            return ev.SyncFailed(command.attempt, command.node, e.to_wire())
+        return ev.SyncAnswered(command.attempt, command.node, state)

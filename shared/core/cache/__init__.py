@@ -1,0 +1,1 @@
+"""A cache node's decisions."""

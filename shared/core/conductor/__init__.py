@@ -1,0 +1,1 @@
+"""The conductor's decisions: who is there, what they hold, and where each request is placed."""

@@ -1,0 +1,62 @@
+"""From where a prompt's prefix is pulled, and which cache node gets its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.core.conductor.block_index import Match
+from shared.core.conductor.node_registry import Peer
+from shared.protocol.requests import BlockSource
+
+
+def best_cache(match: Match, caches: Sequence[Peer]) -> tuple[int, Peer | None]:
+    """The cache node that holds the longest leading run, if any holds one; among equals the least busy."""
+    best, holder, runs = 0, None, match.runs
+    for cache in caches if runs else ():
+        run = runs.get(cache.node, 0)
+        if run > best or (run == best and holder is not None and _busy(cache) < _busy(holder)):
+            best, holder = run, cache
+    return best, holder
+
+
+def sources_for(
+    match: Match, prefiller: Peer, near: Sequence[Peer], far: Sequence[Peer], cached_blocks: int
+) -> tuple[BlockSource, ...]:
+    """Runs that cover the first `cached_blocks` blocks as far as anyone can be found: each from a cache node on the own
+    host if one holds it, else none if the own memory does, else from a cache node elsewhere."""
+    sources: list[BlockSource] = []
+    at = 0
+    while at < cached_blocks:
+        end, holder = _furthest(match, near, at)
+        own_end = match.span(prefiller.node, at) if holder is None else at
+        if holder is None and own_end == at:
+            end, holder = _furthest(match, far, at)
+        end = min(max(end, own_end), cached_blocks)
+        if end == at:
+            break
+        if holder is not None:
+            sources.append(BlockSource(holder=holder.ref, first_block=at, blocks=end - at))
+        at = end
+    return tuple(sources)
+
+
+def pool_for(match: Match, near: Sequence[Peer], caches: Sequence[Peer]) -> Peer | None:
+    """The own host's cache node, else any: the one with most of the prompt, so that a chain stays together, then the
+    least busy one."""
+    if len(near) == 1:
+        return near[0]
+    return min(near or caches, key=lambda c: (-match.run(c.node), *_busy(c)), default=None)
+
+
+def _furthest(match: Match, caches: Sequence[Peer], at: int) -> tuple[int, Peer | None]:
+    end, holder = at, None
+    for cache in caches:
+        reach = match.runs.get(cache.node, 0) if not at else match.span(cache.node, at)
+        if reach > end or (reach == end > at and holder is not None and _busy(cache) < _busy(holder)):
+            end, holder = reach, cache
+    return end, holder
+
+
+def _busy(cache: Peer) -> tuple[int, int]:
+    load = cache.load
+    return (load.running, load.kv_blocks_held + load.kv_blocks_cached) if load else (0, 0)

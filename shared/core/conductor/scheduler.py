@@ -1,0 +1,261 @@
+"""One request to a placement: the policy's choice of a prefill node, a decode node, prefix sources and pool, and the
+test against the objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.core.conductor.admission import Admission, Outlook, retry_after
+from shared.core.conductor.block_index import BlockIndex, Match
+from shared.core.conductor.decode_policies import Decoder, InlineRule, choose_decoder, predicted_tbt_s
+from shared.core.conductor.events import ConductorConfig
+from shared.core.conductor.node_registry import Peer, Roster, Team, usable
+from shared.core.conductor.policies import Policy
+from shared.core.conductor.policy_view import Candidate, Choice, PlaceView
+from shared.core.conductor.prefix_sources import best_cache, pool_for, sources_for
+from shared.core.kv.block_keys import blocks_for, reusable_blocks
+from shared.protocol.errors import Overloaded, TooLarge, TsukimiError, Unavailable
+from shared.protocol.ids import NodeRef
+from shared.protocol.requests import Placement, PlaceRequest, Prediction
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request, and all that was looked up for it."""
+
+    request: PlaceRequest
+    team: Team
+    match: Match
+    prefills: Sequence[Peer]
+    decodes: Sequence[Peer]
+    now: float
+
+    @property
+    def blocks(self) -> int:
+        """Room that the prompt and its first token need."""
+        return blocks_for(self.request.prompt_tokens + 1, self.team.block_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """What was chosen, before it is admitted."""
+
+    prefill: Peer | None
+    decode: Peer | None
+    cached_blocks: int
+    remote: bool
+    predicted: Prediction
+    reason: str
+
+
+class Placer:
+    """Places or refuses one request at a time; remembers assignments in the peers' books."""
+
+    def __init__(self, config: ConductorConfig, policy: Policy, roster: Roster, index: BlockIndex) -> None:
+        self._config = config
+        self._policy = policy
+        self._roster = roster
+        self._index = index
+        self._rule = InlineRule(config.inline_tokens, config.objectives.tbt_s)
+        self._number = 0
+        self._turn = 0
+        self.admission = Admission(config.objectives)
+
+    def place(self, request: PlaceRequest, now: float) -> Placement:
+        """Raises Unavailable, TooLarge or Overloaded."""
+        team = self._roster.teams.get(request.model)
+        if team is None or not (team.decodes or (team.prefills and request.max_new_tokens == 1)):
+            raise Unavailable(f"no node that serves {request.model!r} is ready")
+        prefills, decodes = self._able(request, team, now)
+        reusable = reusable_blocks(request.prompt_tokens, team.block_tokens)
+        match = self._index.match(request.block_keys[:reusable])
+        asked = _Asked(request, team, match, prefills, decodes, now)
+        plan = self._plan(asked)
+        self._admit(asked, plan)
+        self._assign(asked, plan)
+        return self._placement(asked, plan)
+
+    # -- who could do it ---------------------------------------------------------------------------------------------
+
+    def _able(self, request: PlaceRequest, team: Team, now: float) -> tuple[Sequence[Peer], Sequence[Peer]]:
+        """Prefill and decode nodes that could take it now. Decode nodes can prefill too, when nobody else does."""
+        blocks = blocks_for(request.prompt_tokens + 1, team.block_tokens)
+        prefills = self._with_room(team.prefills, request, blocks, now, True)
+        decodes = self._with_room(team.decodes, request, blocks, now, False)
+        if not decodes and (request.max_new_tokens > 1 or not prefills):
+            raise _overloaded(team.decodes, now)
+        if team.prefills and not prefills and not request.retry:
+            raise _overloaded(team.prefills, now)
+        return prefills, decodes
+
+    def _with_room(
+        self, peers: Sequence[Peer], request: PlaceRequest, blocks: int, now: float, prefills: bool
+    ) -> Sequence[Peer]:
+        able: list[Peer] = []
+        fits = False
+        for peer in peers:
+            if blocks > peer.most_blocks:
+                continue
+            fits, book = True, peer.book
+            if now > book.settled_until_s:
+                book.settle(now)
+            if book.waiting < peer.most_waiting if prefills else book.requests < peer.most_requests:
+                able.append(peer)
+        if peers and not fits:
+            most = max(p.info.kv_blocks for p in peers)
+            raise TooLarge(
+                f"the prompt needs {blocks} KV blocks, the largest node has {most}", param="messages"
+            )
+        return usable(able, request.avoid)
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, asked: _Asked) -> _Plan:
+        decoders = self._decoders(asked)
+        inline_ttft_s, inliner = self._best_inline(asked, decoders)
+        if not asked.prefills:
+            assert inliner is not None
+            return self._inlined(asked, inliner, inline_ttft_s)
+        choice = self._choose(asked)
+        prompt, decoder, handoff_s = asked.request.prompt_tokens, None, 0.0
+        if asked.request.max_new_tokens > 1:
+            decoder = choose_decoder(decoders, prompt, asked.blocks)
+            handoff_s = self._config.links.transfer_s(
+                prompt * (asked.team.block_bytes // asked.team.block_tokens),
+                decoder.host == choice.candidate.host,
+            )
+        if inliner is not None and inline_ttft_s < choice.ttft_s + handoff_s:
+            return self._inlined(asked, inliner, inline_ttft_s)
+        return _Plan(
+            prefill=asked.team.by_node[choice.candidate.ref.node],
+            decode=asked.team.by_node[decoder.ref.node] if decoder else None,
+            cached_blocks=choice.cached_blocks,
+            remote=choice.remote,
+            predicted=Prediction(
+                queue_s=choice.queue_s,
+                transfer_s=choice.transfer_s,
+                prefill_s=choice.prefill_s,
+                ttft_s=choice.ttft_s,
+                tbt_s=predicted_tbt_s(decoder, prompt) if decoder else 0.0,
+            ),
+            reason=choice.reason,
+        )
+
+    def _choose(self, asked: _Asked) -> Choice:
+        best, holder = best_cache(asked.match, self._roster.caches)
+        now, match = asked.now, asked.match
+        self._number += 1
+        candidates = []
+        for p in asked.prefills:
+            book = p.book
+            queue_s = book.busy_until_s - now if book.busy_until_s > now else 0.0
+            local = match.run_of_any(p.nearby) if match.runs else 0
+            candidates.append(Candidate(p.ref, p.host, p.cost, queue_s, book.requests, local))
+        return self._policy.place(
+            PlaceView(
+                prompt_tokens=asked.request.prompt_tokens,
+                block_tokens=asked.team.block_tokens,
+                block_bytes=asked.team.block_bytes,
+                candidates=tuple(candidates),
+                best_blocks=best,
+                best_host=holder.host if holder else "",
+                links=self._config.links,
+                number=self._number,
+            )
+        )
+
+    def _decoders(self, asked: _Asked) -> list[Decoder]:
+        match, block_tokens, decoders = asked.match, asked.team.block_tokens, []
+        left = asked.request.prompt_tokens - len(match) * block_tokens
+        worth_looking = left <= self._rule.max_tokens or not asked.prefills
+        for p in asked.decodes:
+            book = p.book
+            free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
+            local = match.run_of_any(p.nearby) if worth_looking else 0
+            decoders.append(Decoder(p.ref, p.host, p.cost, book.requests, book.kv_tokens, free, local))
+        return decoders
+
+    def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
+        """The decode node that would have the first token soonest, if any should prefill by itself."""
+        prompt, block_tokens = asked.request.prompt_tokens, asked.team.block_tokens
+        rule = self._rule if asked.prefills else InlineRule(max_tokens=prompt)
+        if prompt - len(asked.match) * block_tokens > rule.max_tokens:
+            return float("inf"), None
+        best_s, best = float("inf"), None
+        for decoder in decoders:
+            ttft_s = rule.ttft_s(decoder, prompt, block_tokens)
+            if ttft_s < best_s:
+                best_s, best = ttft_s, decoder
+        return best_s, best
+
+    def _inlined(self, asked: _Asked, decoder: Decoder, ttft_s: float) -> _Plan:
+        tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)
+        return _Plan(
+            prefill=None,
+            decode=asked.team.by_node[decoder.ref.node],
+            cached_blocks=decoder.local_blocks,
+            remote=False,
+            predicted=Prediction(prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=tbt_s),
+            reason=f"prefilled where it is decoded: {decoder.local_blocks} blocks cached, little left to compute",
+        )
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, asked: _Asked, plan: _Plan) -> None:
+        limits = self._config.objectives
+        if not (limits.ttft_s or limits.tbt_s):
+            return
+        used = [p for p in (plan.prefill, plan.decode) if p is not None]
+        able = [peers for peers in (asked.prefills, asked.decodes) if peers]
+        refusal = self.admission.judge(
+            Outlook(
+                ttft_s=plan.predicted.ttft_s,
+                tbt_s=plan.predicted.tbt_s,
+                queue_s=plan.predicted.queue_s,
+                decoding=plan.decode.book.requests if plan.decode else 0,
+                samples=min(p.samples for p in used),
+                idle=all(any(not p.book.requests for p in peers) for peers in able),
+            ),
+            retry=asked.request.retry,
+        )
+        if refusal is not None:
+            raise Overloaded(refusal.reason, retry_after_s=refusal.retry_after_s)
+
+    def _assign(self, asked: _Asked, plan: _Plan) -> None:
+        work_s = plan.predicted.transfer_s + plan.predicted.prefill_s
+        request = asked.request
+        for peer, seconds in ((plan.prefill, work_s), (plan.decode, 0.0)):
+            if peer is not None:
+                peer.book.assigned(request.attempt, asked.now, seconds, request.prompt_tokens)
+                self._turn += 1
+                peer.turn = self._turn
+
+    def _placement(self, asked: _Asked, plan: _Plan) -> Placement:
+        prefiller = plan.prefill or plan.decode
+        assert prefiller is not None
+        caches = self._roster.caches
+        near = self._roster.caches_on.get(prefiller.host, [])
+        far = [c for c in caches if c.host != prefiller.host] if plan.remote else []
+        pool = pool_for(asked.match, near, caches)
+        return Placement(
+            attempt=asked.request.attempt,
+            prefill=_ref(plan.prefill),
+            decode=_ref(plan.decode),
+            sources=sources_for(asked.match, prefiller, near, far, plan.cached_blocks),
+            pool=_ref(pool),
+            decode_pool=_ref(pool) if self._config.pool_answers else None,
+            cached_blocks=plan.cached_blocks,
+            predicted=plan.predicted,
+            policy=self._config.policy,
+            reason=plan.reason,
+        )
+
+
+def _overloaded(peers: Sequence[Peer], now: float) -> TsukimiError:
+    drained_s = min((p.book.queue_s(now) for p in peers), default=1.0)
+    return Overloaded("every node's queue is full", retry_after_s=retry_after(max(drained_s, 0.5)))
+
+
+def _ref(peer: Peer | None) -> NodeRef | None:
+    return peer.ref if peer is not None else None

@@ -1,0 +1,19 @@
+"""The links between nodes, as the conductor predicts them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from shared.core.costs.model import transfer_s
+
+
+class Links(Struct, frozen=True):
+    """How fast KVCache moves between two nodes."""
+
+    nic_bytes_s: float = 1.25e9
+    shm_bytes_s: float = 4e9
+    fixed_s: float = 0.002
+    """Whatever the size: asking, connecting."""
+
+    def transfer_s(self, size_bytes: float, same_host: bool) -> float:
+        return transfer_s(size_bytes, self.shm_bytes_s if same_host else self.nic_bytes_s, self.fixed_s)

@@ -1,0 +1,182 @@
+"""What a node's pages contain, as runs: stretches of a chain that are held, used and let go of alike.
+
+A sequence takes and leaves dozens of blocks together. Told apart only where their fates part, they cost one step, not
+one each: a run is split when a prompt shares but a part of it, or a chain branches off within it. Runs are trees, each
+below the one whose last block comes before its first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from shared.core.kv.eviction import PageUse
+from shared.protocol.ids import BlockKey
+
+
+class Run(PageUse):
+    """Blocks that follow each other; keys[i] is in pages[i]. As a PageUse it speaks for its last block."""
+
+    __slots__ = ("above", "children", "entry", "keys", "pages", "parent", "refs")
+
+    def __init__(self, keys: tuple[BlockKey, ...], pages: list[int], stored_at: int) -> None:
+        self.stored_at, self.used_at, self.uses = stored_at, 0, 1
+        self.keys = keys
+        self.pages = pages
+        self.refs = 1
+        """How often each of its pages is held."""
+        self.above: Run | None = None
+        """The run before it in its chain."""
+        self.parent: BlockKey | None = None
+        """The key of the block before it where that is not here: hardly ever."""
+        self.children = 0
+        """How many runs it is above of."""
+        self.entry: tuple[Any, ...] | None = None
+        """The one that counts among the candidates for eviction."""
+
+
+class Forest:
+    """All runs of a node, by key and by page. Knows who is above whom, and nothing of room."""
+
+    def __init__(self, pages: int) -> None:
+        self.by_key: dict[BlockKey, Run] = {}
+        self.by_page: list[Run | None] = [None] * pages
+        self.orphans: dict[BlockKey, dict[Run, None]] = {}
+        """Runs by the key of their parent, which is not here."""
+
+    def plant(self, run: Run, parent: BlockKey | None) -> bool:
+        """A run that is new here, below the block `parent`. False, and no change, if some of its blocks are here, come
+        twice, or belong into different runs."""
+        by_key, orphans = self.by_key, self.orphans
+        if not by_key.keys().isdisjoint(run.keys) or parent in run.keys:
+            return False
+        if orphans and not orphans.keys().isdisjoint(run.keys[:-1]):
+            return False
+        blocks = len(by_key) + len(run.keys)
+        self._enter(run)
+        if len(by_key) != blocks:
+            self._forget(run.keys, run.pages)
+            return False
+        if parent is not None:
+            self._attach(run, parent)
+        if orphans:
+            self._adopt(run)
+        return True
+
+    def _enter(self, run: Run) -> None:
+        by_key, by_page = self.by_key, self.by_page
+        for key in run.keys:
+            by_key[key] = run
+        for page in run.pages:
+            by_page[page] = run
+
+    def _forget(self, keys: tuple[BlockKey, ...], pages: list[int]) -> None:
+        by_key, by_page = self.by_key, self.by_page
+        for key in keys:
+            by_key.pop(key, None)
+        for page in pages:
+            by_page[page] = None
+
+    def _attach(self, run: Run, parent: BlockKey) -> None:
+        above = self.by_key.get(parent)
+        if above is None:
+            run.parent = parent
+            self.orphans.setdefault(parent, {})[run] = None
+            return
+        if above.keys[-1] != parent:
+            above = self.split(above, above.keys.index(parent) + 1)
+        run.above = above
+        above.children += 1
+
+    def _adopt(self, run: Run) -> None:
+        for child in self.orphans.pop(run.keys[-1], ()):
+            child.parent = None
+            child.above = run
+            run.children += 1
+
+    def split(self, run: Run, at: int) -> Run:
+        """Its first `at` blocks (not all) become a run of their own, above it. Returns that one."""
+        head = Run(run.keys[:at], run.pages[:at], run.stored_at - len(run.keys) + at)
+        head.used_at, head.uses, head.refs = run.used_at, run.uses, run.refs
+        head.above, head.parent, head.children = run.above, run.parent, 1
+        if run.parent is not None:
+            waiting = self.orphans[run.parent]
+            del waiting[run]
+            waiting[head] = None
+        run.above, run.parent = head, None
+        run.keys = run.keys[at:]
+        del run.pages[:at]
+        self._enter(head)
+        return head
+
+    def cut(self, run: Run, start: int, end: int) -> Run:
+        """Blocks start..end-1 of a run as one of their own."""
+        if end < len(run.keys):
+            run = self.split(run, end)
+        if start:
+            self.split(run, start)
+        return run
+
+    def shorten(self, run: Run, blocks: int) -> tuple[tuple[BlockKey, ...], list[int]]:
+        """Forget the last `blocks` of a run that is above of none; returns their keys and pages."""
+        if blocks == len(run.keys):
+            keys, pages = run.keys, run.pages
+            run.keys, run.pages = (), []
+        else:
+            keys, pages = run.keys[-blocks:], run.pages[-blocks:]
+            run.keys = run.keys[:-blocks]
+            del run.pages[-blocks:]
+        run.stored_at -= blocks
+        self._forget(keys, pages)
+        return keys, pages
+
+    def uproot(self, run: Run) -> Run | None:
+        """Of one that has no blocks left. Returns the one that was above it."""
+        above, run.above = run.above, None
+        if above is not None:
+            above.children -= 1
+        elif run.parent is not None:
+            waiting = self.orphans[run.parent]
+            del waiting[run]
+            if not waiting:
+                del self.orphans[run.parent]
+        return above
+
+    def forsake(self, run: Run) -> None:
+        """Nothing is below it any more: its children wait for it to come back."""
+        children = [child for child in set(self.by_key.values()) if child.above is run]
+        if children:
+            self.orphans[run.keys[-1]] = dict.fromkeys(children)
+        run.children = 0
+        for child in children:
+            child.above, child.parent = None, run.keys[-1]
+
+    def check(self) -> None:
+        runs = set(self.by_key.values())
+        by_key = {key: run for run in runs for key in run.keys}
+        by_page = {page: run for run in runs for page in run.pages}
+        table = {page: run for page, run in enumerate(self.by_page) if run is not None}
+        assert by_key == self.by_key, "keys and runs disagree"
+        assert by_page == table, "pages and runs disagree"
+        for run in runs:
+            assert len(run.keys) == len(run.pages) == len(set(run.pages)), (
+                "a run's blocks are not in as many pages"
+            )
+            assert run.refs >= 0, "a run is held less than never"
+        above = {run: run.above for run in runs if run.above is not None}
+        assert set(above.values()) <= runs, "a run that has gone is in a chain"
+        counted = Counter(above.values())
+        assert all(run.children == counted[run] for run in runs), "child counts are wrong"
+        waiting = {run: parent for parent, children in self.orphans.items() for run in children}
+        assert waiting == {run: run.parent for run in runs if run.parent is not None}, "orphans were lost"
+        assert not waiting.keys() & above.keys(), "a run waits for a parent and has one"
+        assert not self.orphans.keys() & by_key.keys(), "a parent that is here is waited for"
+
+
+def alike(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of what both begin with."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,1 @@
+"""One choice of a request, as its owner, the gateway, follows it."""

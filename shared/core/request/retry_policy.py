@@ -1,0 +1,64 @@
+"""How long a request keeps trying: pauses that grow, lives to keep away from, and when enough is enough."""
+
+from __future__ import annotations
+
+from shared.core.request.events import LifecycleConfig
+from shared.protocol.errors import WireError
+from shared.protocol.ids import Incarnation, NodeId
+
+FINAL = frozenset({"invalid", "too_large", "refused", "internal", "cancelled"})
+"""Codes that no other node or moment would change. Anything else is tried again."""
+
+AVOID_S = 10.0
+"""How long a life that failed is kept out of placements; by then the conductor knows of truly lost ones."""
+
+
+class Patience:
+    """Tally of one request's failures since its last new token."""
+
+    def __init__(self, config: LifecycleConfig) -> None:
+        self.config = config
+        self.retry = False
+        """Something accepted us before: from now on this is a failover, no new request."""
+        self.last_error = WireError("unavailable", "no node answered in time")
+        self._failures = 0
+        self._overloads = 0
+        self._losses = 0
+        self._avoid: dict[tuple[NodeId, Incarnation], float] = {}
+
+    def progressed(self) -> None:
+        self.retry = True
+        self._failures = self._losses = 0
+
+    def failed(self, error: WireError) -> float:
+        """Note a failure; returns the pause before the next try (the first is made at once)."""
+        overloaded = error.code == "overloaded"
+        self.last_error = error if overloaded else WireError("unavailable", error.message)
+        self._failures += 1
+        if self._failures == 1 and not overloaded:
+            return 0.0
+        doublings = min(self._failures - 1, 30)
+        return min(self.config.backoff_first_s * 2.0**doublings, self.config.backoff_most_s)
+
+    def overloaded(self) -> bool:
+        """A place turned out full; True if the request has to be refused."""
+        self._overloads += 1
+        return self._overloads > self.config.overloads_most
+
+    def lost(self) -> bool:
+        """A node was lost under the request; True if the request is the likely cause."""
+        self.retry = True
+        self._losses += 1
+        return self._losses > self.config.losses_most
+
+    def avoid(self, life: tuple[NodeId, Incarnation] | None, now: float) -> None:
+        if life is not None:
+            self._avoid[life] = now + AVOID_S
+
+    def avoid_none(self) -> None:
+        """Perhaps only what we avoid is left."""
+        self._avoid.clear()
+
+    def avoided(self, now: float) -> tuple[tuple[NodeId, Incarnation], ...]:
+        self._avoid = {life: until for life, until in self._avoid.items() if until > now}
+        return tuple(self._avoid)

@@ -1,0 +1,128 @@
+"""What the owner of a request knows of one of its choices, and the moves that need no event of their own: asking for a
+place, giving an attempt up, ending."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Literal
+
+from shared.core.machine import Command
+from shared.core.request import events as ev
+from shared.core.request.attempt import Attempt, End, place_request
+from shared.core.request.retry_policy import Patience
+from shared.core.request.token_order import TokenOrder
+from shared.protocol.errors import WireError
+from shared.protocol.ids import AttemptId, NodeId, attempt_id
+
+Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running", "ended"]
+
+
+class ChoiceState:
+    """State of core.lifecycle.RequestMachine, whose `handle` alone changes it."""
+
+    def __init__(self, spec: ev.ChoiceSpec, config: ev.LifecycleConfig | None = None) -> None:
+        self.spec = spec
+        self.config = config or ev.LifecycleConfig()
+        self.phase: Phase = "new"
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.order = TokenOrder(spec.max_new_tokens)
+        self.cached_tokens: int | None = None
+        self.nodes: set[NodeId] = set()
+        """All that took part in some attempt."""
+        self.late = 0
+        self.syncs = 0
+        self.outcome = ""
+        """finished, failed or aborted, once ended."""
+        self._story: deque[tuple[float, str, str]] = deque(maxlen=40)
+        self._commands: list[Command] = []
+        self._deadline = math.inf
+        self._resume_at = math.inf
+        self._timer = math.inf
+        self._bus_down = False
+        self._bus_found_at = -math.inf
+        self._patience = Patience(self.config)
+        self._told_again: set[tuple[NodeId, AttemptId]] = set()
+
+    # -- asking for a place ------------------------------------------------------------------------------------
+
+    def _place(self, now: float) -> None:
+        self.phase = "placing"
+        self._resume_at = math.inf
+        id_ = attempt_id(self.spec.request, self.spec.choice, self.attempts)
+        self.attempts += 1
+        self.attempt = Attempt(id_, self.order.next_index)
+        left, avoid = self._left(now), self._patience.avoided(now)
+        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self._patience.retry)
+        self._commands.append(ev.AskPlace(request))
+
+    # -- giving an attempt up ----------------------------------------------------------------------------------
+
+    def _lose(self, now: float, why: str) -> None:
+        error = WireError("unavailable", why)
+        if self._patience.lost():
+            self._fail(error)
+        else:
+            self._try_again(now, error)
+
+    def _try_again(self, now: float, error: WireError) -> None:
+        """Cancel the attempt and place the rest of the answer anew, perhaps after a pause."""
+        self._drop_attempt(error.message or error.code)
+        pause = self._patience.failed(error)
+        if pause or self._bus_down:
+            self.phase = "waiting"
+            self._resume_at = now + pause
+        else:
+            self._place(now)
+
+    def _drop_attempt(self, reason: str, all_but: NodeId = "") -> None:
+        attempt, self.attempt = self.attempt, None
+        self.order.forget_early()
+        if attempt is not None:
+            holders = [node for node in attempt.holders(self.phase) if node != all_but]
+            self._commands += [ev.Cancel(node, attempt.id, reason) for node in holders]
+
+    # -- ending ------------------------------------------------------------------------------------------------
+
+    def _finish(self, reason: End, tokens: int) -> None:
+        self._end("finished")
+        cached = self.cached_tokens or 0
+        self._commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
+
+    def _fail(self, error: WireError) -> None:
+        self._drop_attempt(error.message or error.code)
+        self._end("failed")
+        self._commands.append(ev.Fail(error))
+
+    def _end(self, outcome: str) -> None:
+        self.phase = "ended"
+        self.outcome = outcome
+        self.attempt = None
+
+    # -- timers and laws ---------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float:
+        """When time alone will next matter; infinity if never."""
+        if self.phase in ("new", "ended"):
+            return math.inf
+        if self.phase == "waiting":
+            return min(self._deadline, self._resume_at)
+        if self.phase == "running" and not self._bus_down:
+            return min(self._deadline, self._current().quiet_until(self.config))
+        return self._deadline
+
+    def _left(self, now: float) -> float:
+        return self._deadline - now if now < self._deadline else 0.0
+
+    def _current(self) -> Attempt:
+        assert self.attempt is not None, f"no attempt in {self.phase}"
+        return self.attempt
+
+    def check(self) -> None:
+        self.order.check()
+        assert (self.phase == "ended") == bool(self.outcome)
+        assert (self.attempt is not None) == (self.phase in ("placing", "reserving", "submitting", "running"))
+        assert self.cached_tokens is None or 0 <= self.cached_tokens < self.spec.prompt_tokens
+        assert self.attempt is None or self.attempt.first_index <= self.order.next_index
+        assert self.phase == "ended" or self.order.next_index < self.spec.max_new_tokens

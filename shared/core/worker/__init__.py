@@ -1,0 +1,1 @@
+"""The decisions of prefill and decode nodes: attempts, batches, steps, transfers."""

@@ -1,0 +1,1 @@
+"""The side that asks: connections to peers, fetches, writes."""

@@ -1,0 +1,1 @@
+"""What travels: frames, their framing, the handshake, checksums."""

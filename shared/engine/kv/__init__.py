@@ -1,0 +1,1 @@
+"""Where an engine keeps its KVCache."""

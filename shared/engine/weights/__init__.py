@@ -1,0 +1,1 @@
+"""Models on disk and from elsewhere: fetched, converted, checked, identified, loaded."""

@@ -1,0 +1,1 @@
+"""Prompts to token ids and back. Imports no torch."""

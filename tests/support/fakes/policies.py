@@ -1,0 +1,19 @@
+"""A policy of a user's own, derived from a built-in one."""
+
+from __future__ import annotations
+
+from shared.core.conductor.policies import KVCacheCentric, PolicyOptions
+from shared.core.conductor.policy_view import Choice, PlaceView
+
+
+class LongPromptsWait(KVCacheCentric):
+    """Long prompts go where most is assigned already; the others by Algorithm 1."""
+
+    def __init__(self, options: PolicyOptions) -> None:
+        super().__init__(options.balancing_threshold)
+
+    def place(self, view: PlaceView) -> Choice:
+        if view.prompt_tokens < 8000:
+            return super().place(view)
+        busiest = max(view.candidates, key=lambda candidate: candidate.assigned)
+        return view.choice(busiest, f"long; {busiest.assigned} assigned")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from shared.core.conductor.admission import Admission, Outlook, Refusal
+from shared.core.conductor.objectives import Objectives
+
+
+def outlook(
+    ttft_s: float = 1.0, tbt_s: float = 0.05, queue_s: float = 0.5, samples: int = 100, idle: bool = False
+) -> Outlook:
+    return Outlook(ttft_s=ttft_s, tbt_s=tbt_s, queue_s=queue_s, decoding=4, samples=samples, idle=idle)
+
+
+def test_without_objectives_everything_is_taken() -> None:
+    assert Admission(Objectives()).judge(outlook(ttft_s=1e9, tbt_s=1e9)) is None
+
+
+def test_at_an_objective_is_taken_and_over_it_refused_with_the_time_to_wait() -> None:
+    admission = Admission(Objectives(ttft_s=2.0, tbt_s=0.1))
+    assert admission.judge(outlook(ttft_s=2.0, tbt_s=0.1)) is None
+    refusal = admission.judge(outlook(ttft_s=5.0, queue_s=4.0))
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == 3.0
+    assert "TTFT" in refusal.reason
+    refusal = admission.judge(outlook(tbt_s=0.2))
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == 0.2 * 128 / 4
+    assert "TBT" in refusal.reason
+
+
+def test_a_failover_is_never_refused() -> None:
+    assert Admission(Objectives(ttft_s=2.0)).judge(outlook(ttft_s=99.0), retry=True) is None
+
+
+def test_pitfall_4_13_nothing_is_refused_on_a_guess_while_nodes_are_idle() -> None:
+    admission = Admission(Objectives(ttft_s=2.0))
+    for _ in range(100):
+        assert admission.judge(outlook(ttft_s=20.0, samples=0, idle=True)) is None
+    assert admission.let_through == 100
+    assert admission.judge(outlook(ttft_s=20.0, samples=0, idle=False)) is not None
+
+
+def test_pitfall_4_13_even_a_measured_model_refuses_only_a_share_while_nodes_are_idle() -> None:
+    admission = Admission(Objectives(ttft_s=2.0, idle_refusals=0.5))
+    verdicts = [admission.judge(outlook(ttft_s=20.0, queue_s=0.0, idle=True)) is None for _ in range(100)]
+    assert verdicts[0]
+    assert 45 <= sum(verdicts) <= 60
+
+
+def test_pitfall_4_13_under_load_the_model_is_trusted() -> None:
+    admission = Admission(Objectives(ttft_s=2.0))
+    assert all(admission.judge(outlook(ttft_s=20.0)) for _ in range(100))

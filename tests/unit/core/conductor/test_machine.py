@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from shared.core.conductor.events import (
+    AskSnapshot,
+    CallRoll,
+    ConductorStarted,
+    NodeAnnounced,
+    NodeDeparted,
+    NoticeNode,
+    SnapshotArrived,
+)
+from shared.core.conductor.objectives import Objectives
+from shared.core.conductor.policies import POLICIES
+from shared.core.machine import BusFound, BusLost, Ticked
+from shared.protocol.cluster import BlockSnapshotPart, NodeInfo
+from tests.support.worlds.cluster_of import BLOCK_TOKENS, COST, LAYOUT, SPEC, ClusterOf, keys, names, ref
+
+HEAD = keys(*range(128))
+
+
+def notices(cluster: ClusterOf, what: str) -> list[str]:
+    return [c.ref.node for c in cluster.commands if isinstance(c, NoticeNode) and c.what == what]
+
+
+# -- placing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_placement_names_nodes_pool_prediction_and_reason() -> None:
+    cluster = ClusterOf(1, 1, 1)
+    placement = cluster.place(100)
+    assert names(placement) == ("p-0", "d-0")
+    assert placement.pool == placement.decode_pool == ref("c-0", "h0")
+    assert placement.sources == ()
+    assert placement.policy == "kvcache_centric"
+    assert placement.reason
+    assert placement.predicted.ttft_s == pytest.approx(0.11)
+    assert placement.predicted.tbt_s == pytest.approx(0.02 + 0.001 + 100e-6)
+
+
+def test_without_cache_nodes_there_is_no_pool() -> None:
+    placement = ClusterOf(1, 1).place()
+    assert placement.pool is None
+    assert placement.decode_pool is None
+
+
+def test_one_token_needs_no_decode_node() -> None:
+    assert names(ClusterOf(1, 1).place(max_new_tokens=1)) == ("p-0", None)
+    assert names(ClusterOf(1, 0).place(max_new_tokens=1)) == ("p-0", None)
+
+
+def test_a_prefix_on_another_host_is_pulled_and_its_copy_stays() -> None:
+    cluster = ClusterOf(2, 1, 2)
+    cluster.stored("c-1", HEAD[:10])
+    cluster.report("p-1", "prefill", queue_s=50.0)
+    placement = cluster.place(16 * 20, keys(*range(20)))
+    assert names(placement)[0] == "p-0"
+    assert [(s.holder.node, s.first_block, s.blocks) for s in placement.sources] == [("c-1", 0, 10)]
+    assert placement.pool == ref("c-0", "h0")
+    assert placement.cached_blocks == 10
+
+
+def test_pitfall_2_1_the_last_token_of_a_fully_cached_prompt_is_computed() -> None:
+    cluster = ClusterOf(1, 1, 1)
+    cluster.stored("c-0", HEAD[:4])
+    assert cluster.place(4 * BLOCK_TOKENS, HEAD[:4]).cached_blocks == 3
+    assert cluster.place(4 * BLOCK_TOKENS + 1, HEAD[:4]).cached_blocks == 4
+
+
+def test_what_own_memory_holds_is_not_pulled_and_others_memory_cannot_be() -> None:
+    cluster = ClusterOf(2, 1, 2)
+    cluster.stored("p-0", HEAD[:6])
+    cluster.stored("c-0", HEAD[6:8])
+    cluster.stored("c-1", HEAD[:3])
+    cluster.report("p-1", "prefill", queue_s=50.0)
+    placement = cluster.place(16 * 20, keys(*range(20)))
+    assert [(s.holder.node, s.first_block, s.blocks) for s in placement.sources] == [("c-0", 6, 2)]
+    assert placement.cached_blocks == 8
+    cluster.report("p-1", "prefill", queue_s=0.0)
+    cluster.report("p-0", "prefill", queue_s=50.0)
+    placement = cluster.place(16 * 20, keys(*range(20)))
+    assert names(placement)[0] == "p-1"
+    assert [(s.holder.node, s.first_block, s.blocks) for s in placement.sources] == [("c-1", 0, 3)]
+
+
+def test_decode_nodes_are_chosen_by_predicted_time_between_tokens_and_room() -> None:
+    cluster = ClusterOf(1, 3)
+    cluster.report("d-0", "decode", attempts=("a/0/0", "b/0/0"), batch_tokens=5000)
+    cluster.report("d-1", "decode", kv_blocks_held=4095)
+    assert names(cluster.place(100))[1] == "d-2"
+    cluster.report("d-2", "decode", attempts=tuple(f"x{i}/0/0" for i in range(9)), batch_tokens=90_000)
+    assert names(cluster.place(100))[1] == "d-0"
+
+
+def test_assignments_count_until_the_node_reports_them() -> None:
+    cluster = ClusterOf(2, 2)
+    first = cluster.place(1000, attempt="a/0/0")
+    second = cluster.place(1000, attempt="b/0/0")
+    assert {names(first), names(second)} == {("p-0", "d-0"), ("p-1", "d-1")}
+    third = cluster.place(1000, attempt="c/0/0")
+    assert third.predicted.queue_s == pytest.approx(1.01)
+    cluster.report("p-0", "prefill", attempts=("a/0/0", "c/0/0"), queue_s=3.0)
+    cluster.report("p-1", "prefill", attempts=("b/0/0",), queue_s=0.5)
+    fourth = cluster.place(1000, attempt="d/0/0")
+    assert names(fourth)[0] == "p-1"
+    assert fourth.predicted.queue_s == pytest.approx(0.5)
+
+
+def test_a_queue_drains_with_time() -> None:
+    cluster = ClusterOf(1, 1)
+    cluster.report("p-0", "prefill", queue_s=3.0)
+    cluster.now += 1.0
+    assert cluster.place(attempt="a/0/0").predicted.queue_s == pytest.approx(2.0)
+
+
+# -- inlined prefill ---------------------------------------------------------------------------------------------------
+
+
+def test_pitfall_3_18_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
+    cluster = ClusterOf(1, 2, 1, inline_tokens=64)
+    assert names(cluster.place(8)) == (None, "d-0")
+    assert names(cluster.place(200)) == ("p-0", "d-1")
+
+
+def test_pitfall_3_18_so_is_a_prompt_that_the_decode_node_has_cached() -> None:
+    cluster = ClusterOf(1, 2, 1, inline_tokens=64)
+    cluster.stored("d-1", HEAD[:20])
+    placement = cluster.place(21 * 16, HEAD[:21])
+    assert names(placement) == (None, "d-1")
+    assert placement.cached_blocks == 20
+    assert "cached" in placement.reason
+
+
+def test_inlined_prefill_keeps_the_batch_within_the_objective() -> None:
+    cluster = ClusterOf(1, 1, inline_tokens=64, objectives=Objectives(tbt_s=0.08))
+    cluster.report("p-0", "prefill", queue_s=9.0)
+    cluster.report("d-0", "decode", attempts=("a/0/0",), batch_tokens=20)
+    assert names(cluster.place(20)) == (None, "d-0")
+    assert names(cluster.place(60)) == ("p-0", "d-0")
+
+
+def test_without_prefill_nodes_decode_nodes_prefill() -> None:
+    assert names(ClusterOf(0, 1).place(5000)) == (None, "d-0")
+
+
+# -- refusing ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_there_is_unavailable_not_overloaded() -> None:
+    assert ClusterOf(0, 0).refused().code == "unavailable"
+    assert ClusterOf(1, 0).refused().code == "unavailable"
+    assert ClusterOf(1, 1).refused(model="other").code == "unavailable"
+
+
+def test_pitfall_4_6_a_prompt_that_can_never_fit_is_refused_and_others_go_on() -> None:
+    cluster = ClusterOf(1, 1)
+    assert cluster.refused(4096 * BLOCK_TOKENS).code == "too_large"
+    assert cluster.place(4095 * BLOCK_TOKENS).decode is not None
+
+
+def test_full_queues_everywhere_are_overloaded_with_a_time_to_wait() -> None:
+    cluster = ClusterOf(0, 1)
+    cluster.join("p-0", "prefill", max_waiting=2)
+    cluster.report("p-0", "prefill", waiting=2, queue_s=7.0, attempts=("a/0/0", "b/0/0"))
+    error = cluster.refused()
+    assert (error.code, error.retry_after_s) == ("overloaded", 7.0)
+    assert names(cluster.place(retry=True)) == (None, "d-0")
+    cluster.report("p-0", "prefill", waiting=1)
+    assert names(cluster.place()) == ("p-0", "d-0")
+
+
+def test_a_full_decode_node_is_passed_over() -> None:
+    cluster = ClusterOf(1, 0)
+    cluster.join("d-0", "decode", max_running=1, max_waiting=1)
+    cluster.join("d-1", "decode", max_running=1, max_waiting=1)
+    cluster.report("d-0", "decode", attempts=("a/0/0", "b/0/0"))
+    assert [names(cluster.place())[1] for _ in range(2)] == ["d-1", "d-1"]
+    assert cluster.refused().code == "overloaded"
+
+
+def test_over_an_objective_is_refused_early() -> None:
+    cluster = ClusterOf(1, 1, objectives=Objectives(ttft_s=1.0))
+    cluster.report("p-0", "prefill", queue_s=5.0, attempts=("a/0/0",), cost_samples=50)
+    error = cluster.refused(100)
+    assert error.code == "overloaded"
+    assert error.retry_after_s == pytest.approx(4.11)
+    assert cluster.place(100, retry=True)
+
+
+def test_pitfall_4_13_a_wrong_prior_refuses_nobody_while_nodes_are_idle() -> None:
+    cluster = ClusterOf(1, 1, objectives=Objectives(ttft_s=0.05))
+    for i in range(20):
+        cluster.now += 3.0
+        cluster.report("p-0", "prefill")
+        cluster.report("d-0", "decode")
+        cluster.place(1000, attempt=f"a{i}/0/0")
+    assert cluster.machine.let_through == 20
+
+
+# -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def test_pitfall_4_1_a_node_that_failed_is_passed_over_until_it_is_heard_again() -> None:
+    cluster = ClusterOf(1, 2)
+    assert names(cluster.place(attempt="a/0/0"))[1] == "d-0"
+    retried = cluster.place(attempt="a/0/1", avoid=(("d-0", "1"),), retry=True)
+    assert names(retried)[1] == "d-1"
+    assert notices(cluster, "suspect") == ["d-0"]
+    for i in range(10):
+        assert names(cluster.place(attempt=f"b{i}/0/0"))[1] == "d-1"
+    cluster.report("d-0", "decode")
+    assert names(cluster.place(attempt="c/0/0"))[1] == "d-0"
+
+
+def test_pitfall_4_1_a_lone_node_that_failed_is_still_better_than_none() -> None:
+    cluster = ClusterOf(1, 1)
+    assert names(cluster.place(avoid=(("d-0", "1"), ("p-0", "1")), retry=True)) == ("p-0", "d-0")
+
+
+def test_pitfall_4_1_a_silent_node_gets_nothing() -> None:
+    cluster = ClusterOf(1, 2)
+    cluster.now += 1.5
+    for node, role in (("p-0", "prefill"), ("d-1", "decode")):
+        cluster.report(node, role)  # type: ignore[arg-type]
+    cluster.now += 1.0
+    cluster.feed(Ticked())
+    assert notices(cluster, "lost") == ["d-0"]
+    assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-1"}
+
+
+def test_pitfall_3_16_a_new_life_holds_nothing_and_owes_nothing() -> None:
+    cluster = ClusterOf(1, 1, 1)
+    cluster.stored("c-0", HEAD[:10])
+    cluster.join("c-0", "cache", life="2")
+    placement = cluster.place(16 * 20, keys(*range(20)))
+    assert placement.cached_blocks == 0
+    assert placement.pool == ref("c-0", "h0", "2")
+
+
+def test_a_node_that_leaves_or_drains_gets_nothing() -> None:
+    cluster = ClusterOf(1, 3)
+    cluster.feed(NodeDeparted("d-0", "1"))
+    cluster.report("d-1", "decode", stage="draining")
+    assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-2"}
+
+
+def test_pitfall_3_13_a_node_with_another_namespace_is_told_of_and_gets_no_work() -> None:
+    cluster = ClusterOf(1, 1)
+    other = NodeInfo(
+        ref=ref("d-9", "g9"),
+        role="decode",
+        stage="ready",
+        model=SPEC.__class__(
+            name="toy",
+            path="toy",
+            vocab_size=256,
+            context_tokens=64,
+            eos_token_ids=(0,),
+            layout=LAYOUT,
+            namespace=b"m" * 16,
+        ),
+        cost=COST,
+    )
+    cluster.feed(NodeAnnounced(other))
+    cluster.feed(NodeAnnounced(other))
+    assert notices(cluster, "foreign") == ["d-9"]
+    assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-0"}
+
+
+def test_pitfall_4_11_a_restarted_conductor_is_complete_after_one_round() -> None:
+    cluster = ClusterOf(0, 0)
+    assert cluster.feed(ConductorStarted()) == [CallRoll()]
+    cluster.join("p-0", "prefill")
+    cluster.join("d-0", "decode")
+    cluster._event_seqs["c-0"] = 7
+    asked = cluster.join("c-0", "cache")
+    assert AskSnapshot("c-0") in asked
+    part = BlockSnapshotPart(node="c-0", incarnation="1", seq=7, part=0, parts=1, keys=HEAD[:10])
+    cluster.feed(SnapshotArrived(part))
+    assert cluster.place(16 * 20, keys(*range(20))).cached_blocks == 10
+
+
+def test_pitfall_4_11_a_stranger_is_called_to_announce_itself() -> None:
+    cluster = ClusterOf(0, 0)
+    assert cluster.report("d-0", "decode") == [CallRoll()]
+    assert cluster.report("d-0", "decode") == []
+    cluster.now += 1.0
+    assert cluster.report("d-0", "decode") == [CallRoll()]
+
+
+def test_pitfall_6_8_a_gap_asks_for_a_snapshot() -> None:
+    cluster = ClusterOf(1, 1, 1)
+    cluster.stored("c-0", HEAD[:1])
+    cluster._event_seqs["c-0"] += 1
+    cluster.now += 10.0
+    cluster.stored("c-0", HEAD[2:3])
+    assert cluster.commands[-1] == AskSnapshot("c-0")
+
+
+def test_pitfall_6_10_the_own_bus_down_is_not_everyones_death() -> None:
+    cluster = ClusterOf(1, 1)
+    cluster.feed(BusLost())
+    cluster.now += 60.0
+    cluster.feed(Ticked())
+    assert cluster.feed(BusFound()) == [CallRoll()]
+    cluster.now += 1.0
+    cluster.feed(Ticked())
+    assert names(cluster.place()) == ("p-0", "d-0")
+
+
+# -- balance -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_pitfall_4_3_a_shared_head_does_not_send_all_to_one_node(policy: str) -> None:
+    """1,000 prompts with the same 2k-token head: every node computes what it is given, and then holds it."""
+    cluster = ClusterOf(4, 4, 4, policy=policy)
+    load: Counter[str] = Counter()
+    busy_until = dict.fromkeys(("p-0", "p-1", "p-2", "p-3"), cluster.now)
+    for i in range(1000):
+        cluster.now += 0.02
+        tail = keys(10_000 + i * 4, 10_001 + i * 4, 10_002 + i * 4, 10_003 + i * 4)
+        placement = cluster.place(132 * 16, HEAD + tail, attempt=f"r{i}/0/0")
+        node = names(placement)[0]
+        assert node is not None
+        assert placement.pool is not None
+        load[node] += 1
+        busy_until[node] = max(busy_until[node], cluster.now) + placement.predicted.prefill_s
+        cluster.stored(placement.pool.node, HEAD + tail)
+        for name, until in busy_until.items():
+            cluster.report(name, "prefill", queue_s=max(0.0, until - cluster.now), attempts=(f"r{i}/0/0",))
+        for d in range(4):
+            cluster.report(f"d-{d}", "decode")
+    cluster.machine.check()
+    assert max(load.values()) / (sum(load.values()) / 4) < 1.3
+
+
+def test_pitfall_4_5_after_a_mass_cancel_a_node_gets_work_again() -> None:
+    cluster = ClusterOf(2, 2)
+    full = tuple(f"x{i}/0/0" for i in range(50))
+    cluster.report("d-0", "decode", attempts=full, batch_tokens=10**6, kv_blocks_held=4096)
+    cluster.report("p-0", "prefill", attempts=full, queue_s=500.0)
+    assert names(cluster.place(attempt="a/0/0")) == ("p-1", "d-1")
+    cluster.report("d-0", "decode")
+    cluster.report("p-0", "prefill")
+    assert names(cluster.place(attempt="b/0/0")) == ("p-0", "d-0")
+
+
+def test_pitfall_4_5_an_old_report_decays_and_so_do_assignments_nobody_reports() -> None:
+    cluster = ClusterOf(1, 1, lost_after_s=1e9)
+    cluster.report("d-0", "decode", attempts=("x/0/0",), batch_tokens=10**6)
+    assert cluster.place(100, attempt="a/0/0").predicted.tbt_s > 1.0
+    cluster.now += 6.0
+    assert cluster.place(100, attempt="b/0/0").predicted.tbt_s == pytest.approx(0.02 + 0.001 + 100e-6)
