@@ -16,17 +16,21 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from shared.core import machine as machines
 from shared.core.cache import events as cache_events
 from shared.core.cache import machine as cache
 from shared.core.cache.config import CacheConfig
 from shared.core.conductor import events as conductor_events
 from shared.core.conductor import machine as conductor
+from shared.core.conductor.policies import POLICIES
+from shared.core.kv import block_events
 from shared.core.machine import Command, Event, MachineMade
 from shared.core.request import events as request_events
 from shared.core.request import machine as lifecycle
 from shared.core.worker import decode, prefill, steps, transfers
 from shared.core.worker import events as worker
 from shared.core.worker.config import DecodeConfig, PrefillConfig
+from shared.io.plugins import register
 from shared.io.recorder import read_recording
 from tsukimi.errors import ToolError
 
@@ -40,17 +44,27 @@ class Replayable(Struct, frozen=True):
     """From the config to the machine; None: the class does it."""
 
 
+def _conductor(config: conductor_events.ConductorConfig) -> conductor.ConductorMachine:
+    register(POLICIES, config.policy, param="policy")
+    return conductor.ConductorMachine(config)
+
+
 MACHINES = {
     r.machine.__name__: r
     for r in (
-        Replayable(conductor.ConductorMachine, conductor_events.ConductorConfig, (conductor_events, worker)),
-        Replayable(cache.CacheMachine, CacheConfig, (cache_events, worker)),
-        Replayable(prefill.PrefillMachine, PrefillConfig, (worker, steps, transfers)),
-        Replayable(decode.DecodeMachine, DecodeConfig, (worker, steps, transfers)),
+        Replayable(
+            conductor.ConductorMachine,
+            conductor_events.ConductorConfig,
+            (conductor_events, machines),
+            _conductor,
+        ),
+        Replayable(cache.CacheMachine, CacheConfig, (cache_events, block_events, machines)),
+        Replayable(prefill.PrefillMachine, PrefillConfig, (worker, steps, transfers, block_events, machines)),
+        Replayable(decode.DecodeMachine, DecodeConfig, (worker, steps, transfers, block_events, machines)),
         Replayable(
             lifecycle.RequestMachine,
             request_events.ChoiceSetup,
-            (request_events, worker),
+            (request_events, machines),
             lambda setup: lifecycle.RequestMachine(setup.spec, setup.config),
         ),
     )

@@ -23,10 +23,11 @@ from shared.dataplane.wire.hello import Identity, describe
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
+from shared.io.plugins import register
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLoad, SnapshotAsked, Stage
-from shared.protocol.errors import Refused, TooLarge
+from shared.protocol.errors import Invalid, Refused, TooLarge
 from shared.protocol.ids import LandingId, NodeRef
 from shared.protocol.model import KVLayout
 
@@ -40,8 +41,10 @@ class CacheNode:
     """Implements App. The arena is laid out for the first caller's KV layout, and kept for this life."""
 
     def __init__(self, context: Context, config: CacheNodeConfig) -> None:
-        if config.eviction not in POLICIES:
-            raise ConfigError(f"eviction is {config.eviction!r}: it must be one of {', '.join(POLICIES)}")
+        try:
+            register(POLICIES, config.eviction, param="eviction", adapt=lambda policy: policy())
+        except Invalid as e:
+            raise ConfigError(e.message, param=e.param) from e
         self._context = context
         self._config = config
         self._machine = CacheMachine(

@@ -25,10 +25,12 @@ from shared.core.conductor.events import (
     SnapshotArrived,
 )
 from shared.core.conductor.machine import ConductorEvent, ConductorMachine
+from shared.core.conductor.policies import POLICIES
 from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
+from shared.io.plugins import register
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import (
@@ -59,6 +61,7 @@ class ConductorApp:
         self._config = config
         self._stage: Stage = "starting"
         try:
+            register(POLICIES, config.policy, param="policy")
             self._machine = ConductorMachine(config.machine())
         except Invalid as e:
             raise ConfigError(e.message, param=e.param) from e

@@ -39,11 +39,12 @@ from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
 from shared.io.models import resolve_model
+from shared.io.plugins import register
 from shared.io.service import Context
 from shared.io.token_feed import TokenFeed
 from shared.protocol import subjects
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad, SnapshotAsked, Stage
-from shared.protocol.errors import Internal
+from shared.protocol.errors import Internal, Invalid
 from shared.protocol.ids import NodeRef, Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import CancelAttempt, SyncRequest
@@ -69,8 +70,10 @@ class Node(ABC):
     role: Role
 
     def __init__(self, context: Context, config: NodeConfig) -> None:
-        if config.eviction not in POLICIES:
-            raise ConfigError(f"eviction is {config.eviction!r}: it must be one of {', '.join(POLICIES)}")
+        try:
+            register(POLICIES, config.eviction, param="eviction", adapt=lambda policy: policy())
+        except Invalid as e:
+            raise ConfigError(e.message, param=e.param) from e
         self.context = context
         self._config = config
         self._stage: Stage = "starting"

@@ -21,6 +21,7 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.machine import ConductorMachine
 from shared.core.conductor.objectives import Objectives
+from shared.core.conductor.policies import POLICIES
 from shared.core.costs.links import Links
 from shared.core.costs.presets import PRESETS
 from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted, snapshot_parts
@@ -30,6 +31,7 @@ from shared.core.worker.config import DecodeConfig, PrefillConfig
 from shared.core.worker.decode import DecodeMachine
 from shared.core.worker.events import Reply
 from shared.core.worker.prefill import PrefillMachine
+from shared.io.plugins import register
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import KVLayout, ModelSpec
@@ -61,6 +63,7 @@ class SimulatedCluster:
         self.timeline = Timeline(config.message_s)
         self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
         self.measures = Measures(requests)
+        register(POLICIES, config.policy, param="policy")
         self.conductor = ConductorMachine(_conductor_config(config))
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}

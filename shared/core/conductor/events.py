@@ -18,7 +18,7 @@ from shared.protocol.requests import Placement, PlaceRequest
 
 class ConductorConfig(Struct, frozen=True):
     policy: str = "kvcache_centric"
-    """A name in core.placement.POLICIES, or `module:Class`."""
+    """A name in core.conductor.policies.POLICIES, or `module:Class`."""
     balancing_threshold: float = 1.0
     """A prefix elsewhere is pulled if it is more than this many times as long as the local one (at least 1)."""
     seed: int = 0
