@@ -13,7 +13,6 @@ from collections import Counter
 
 import pytest
 
-from tests.support.layout_rules import breaches
 from tests.support.imports import (
     REPOSITORY,
     environment_reads,
@@ -22,6 +21,7 @@ from tests.support.imports import (
     module_name,
     sources,
 )
+from tests.support.layout_rules import breaches
 
 PRODUCT = sources("shared", "services", "tsukimi")
 MOST_LINES = 400
