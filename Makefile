@@ -1,6 +1,7 @@
 # make up       a cluster on this machine, from nothing: virtual environment, packages, model, start (Ctrl-C stops it)
 # make test     the quick test suites        make check   ruff and mypy
 # make install  the environment only         make down    stop a cluster that runs in the background
+# make coverage how much of shared/core its tests run (at least 97 % of the lines)
 # make compiled the simulator's scheduling code, compiled anew after changes to it
 # make clean    remove all that these made
 
@@ -18,7 +19,7 @@ COMPILE := $(BIN)/python -m tsukimi.compiled.build
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: install up down test check compiled clean
+.PHONY: install up down test check coverage compiled clean
 .DELETE_ON_ERROR:
 
 install: $(RUNTIME)
@@ -33,6 +34,10 @@ down: $(RUNTIME)
 test: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not compose and not gpu"
 
+coverage: $(DEV)
+	$(BIN)/python -m coverage run --source shared/core -m pytest -m "not slow and not real" tests/unit/core tests/sim/test_simulate.py
+	$(BIN)/python -m coverage report --skip-covered --fail-under 97
+
 compiled: $(RUNTIME)
 	@$(COMPILE)
 
@@ -42,7 +47,7 @@ check: $(DEV)
 
 clean:
 	@if [ -x $(BIN)/tsukimi ]; then $(BIN)/tsukimi down; fi
-	rm -rf $(VENV) .run .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .run .mypy_cache .ruff_cache .hypothesis .coverage build dist *.egg-info
 
 # The stamps make a second run a matter of a second; a change of pyproject.toml installs again.
 $(RUNTIME): pyproject.toml

@@ -15,7 +15,7 @@ class CacheNodeConfig(BaseConfig, frozen=True, kw_only=True):
     pool_bytes: Annotated[int, Meta(gt=0)] = 2 << 30
     """Memory for blocks; all of it is taken at start."""
     eviction: str = "lru"
-    """Which block goes when room is needed: lru, fifo."""
+    """Which block goes when room is needed: lru, fifo, or `module:Class` of your own."""
     put_lease_s: PositiveS = 60.0
     """A writer from whom nothing comes for so long has lost its put."""
     read_lease_s: PositiveS = 30.0

@@ -30,8 +30,8 @@ class Config(NodeConfig, frozen=True, kw_only=True):
     piece_tokens: Count = 256
     """Tokens that go from stage to stage together."""
 
-    def engine(self) -> EngineConfig:
-        return replace(super().engine(), stages=self.stages, piece_tokens=self.piece_tokens)
+    def engine_config(self) -> EngineConfig:
+        return replace(super().engine_config(), stages=self.stages, piece_tokens=self.piece_tokens)
 
     @property
     def step_tokens(self) -> int:

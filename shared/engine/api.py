@@ -34,6 +34,8 @@ class EngineConfig(Struct, frozen=True):
     """Processes that each compute a part of the layers; `threads` each."""
     piece_tokens: int = 256
     """Tokens that go from one stage to the next together."""
+    engine: str = "auto"
+    """auto: by the model; or `module:Class`, made by `Class.load(config, progress)`."""
 
 
 class EngineLost(Exception):

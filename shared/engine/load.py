@@ -7,15 +7,26 @@ from collections.abc import Callable
 from shared.engine.api import Engine, EngineConfig
 from shared.engine.torch_threads import sleep_when_idle
 from shared.engine.toy.engine import ToyEngine
+from shared.io.plugins import register
 from shared.protocol.errors import Invalid
 
+Progress = Callable[[str, float], None]
+"""Told what is being done, and which fraction of it is."""
+Load = Callable[[EngineConfig, Progress], Engine]
 
-def load_engine(config: EngineConfig, progress: Callable[[str, float], None]) -> Engine:
-    """Load the model and touch its KV pages. Blocks; `progress(what, fraction)` is called on the same thread.
 
-    Raises Invalid if the model is not there or cannot be served, naming the reason, before weights are loaded
-    where the configuration alone tells.
+def load_engine(config: EngineConfig, progress: Progress) -> Engine:
+    """Load the model and touch its KV pages. Blocks; `progress` is called on the same thread.
+
+    Raises Invalid if the engine or the model is not there or cannot be served. It names the reason, before weights are
+    loaded where the configuration alone tells.
     """
+    loaders: dict[str, Load] = {"auto": _built_in}
+    register(loaders, config.engine, param="engine", adapt=lambda engine: engine.load)
+    return loaders[config.engine](config, progress)
+
+
+def _built_in(config: EngineConfig, progress: Progress) -> Engine:
     if config.model.partition(":")[0] == "toy":
         if config.stages > 1:
             raise Invalid("the toy engine has no layers to share out among stages", param="stages")

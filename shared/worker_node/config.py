@@ -15,6 +15,8 @@ Count = Annotated[int, Meta(gt=0)]
 class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     model: str = "smollm2-135m"
     """Alias, folder in Hugging Face format, hub id, or `toy`."""
+    engine: str = "auto"
+    """What computes the model: auto, or `module:Class` of an engine of your own (engine.api.Engine)."""
     dtype: str = "auto"
     """Of weights and KV: auto, float32, bfloat16, float16."""
     block_tokens: Count = 16
@@ -35,7 +37,7 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     max_waiting: Count = 256
     """Requests beyond the running ones that are taken in; more are refused as overloaded."""
     eviction: str = "lru"
-    """Which cached block goes when room is needed: lru, fifo."""
+    """Which cached block goes when room is needed: lru, fifo, or `module:Class` of your own."""
     gateway_lease_s: PositiveS = 10.0
     """A gateway silent for so long is gone, and its requests are cancelled."""
     wedged_after_s: PositiveS = 60.0
@@ -45,9 +47,10 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     shm: bool = True
     """Move KV by shared memory to and from processes of the same host."""
 
-    def engine(self) -> EngineConfig:
+    def engine_config(self) -> EngineConfig:
         return EngineConfig(
             model=self.model,
+            engine=self.engine,
             dtype=self.dtype,
             block_tokens=self.block_tokens,
             kv_bytes=self.kv_bytes,

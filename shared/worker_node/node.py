@@ -192,8 +192,9 @@ class Node(ABC):
 
     def _load(self, progress: Progress) -> Engine:
         """In a thread of its own. A model that is not there is told before anything heavy is imported."""
-        resolve_model(self._config.model)
-        return load_engine(self._config.engine(), progress)
+        if self._config.engine == "auto":
+            resolve_model(self._config.model)
+        return load_engine(self._config.engine_config(), progress)
 
     async def _open_endpoint(self, engine: Engine) -> Endpoint:
         config, context = self._config, self.context

@@ -23,15 +23,15 @@ def test_steps_are_long_where_a_pipeline_has_to_stay_full(config: Config, tokens
 
 
 def test_the_engine_is_told_of_its_stages() -> None:
-    engine = Config(model="m", stages=3, piece_tokens=99, threads=2).engine()
+    engine = Config(model="m", stages=3, piece_tokens=99, threads=2).engine_config()
     assert (engine.model, engine.stages, engine.piece_tokens, engine.threads) == ("m", 3, 99, 2)
-    assert Config().engine().stages == 1
+    assert Config().engine_config().stages == 1
 
 
 def test_decode_steps_are_captured_on_decode_nodes_alone_unless_told() -> None:
-    assert Config().engine().graph_rows == 0
-    assert Config(graph_rows=8).engine().graph_rows == 8
-    decode = DecodeConfig(staging_bytes=1 << 21).engine()
+    assert Config().engine_config().graph_rows == 0
+    assert Config(graph_rows=8).engine_config().graph_rows == 8
+    decode = DecodeConfig(staging_bytes=1 << 21).engine_config()
     assert (decode.graph_rows, decode.staging_bytes) == (64, 1 << 21)
 
 

@@ -1,0 +1,81 @@
+"""The examples of tests/examples do what they say, through the doors that users take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.core.kv.eviction import POLICIES, PageUse
+from shared.core.kv.pool import BlockPool
+from shared.core.worker.steps import SequenceStep
+from shared.engine.api import EngineConfig
+from shared.engine.load import load_engine
+from shared.io.plugins import register
+from shared.protocol.errors import Invalid
+from shared.protocol.sampling import SamplingParams
+from tests.examples.engine import PacedEngine
+from tests.support.worlds.traces import dialogues
+from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
+from tsukimi.simulate.report import report
+from tsukimi.simulate.trace import read_trace
+
+PLACEMENT = "tests.examples.placement_policy:StickyOrShortest"
+EVICTION = "tests.examples.eviction_policy:LeastOftenUsed"
+ENGINE = "tests.examples.engine:PacedEngine"
+
+
+def test_the_placement_policy_places_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\n".join(dialogues(120)))
+    requests = read_trace(trace, speed=1.0, requests=0)
+
+    def hit_rate(policy: str) -> float:
+        cluster = SimulatedCluster(SimulationConfig(prefill=3, decode=2, policy=policy), requests)
+        cluster.run()
+        cluster.check()
+        return float(report(cluster)["hit_rate"])
+
+    assert hit_rate(PLACEMENT) > hit_rate("random")
+
+
+def test_the_eviction_policy_keeps_what_is_used_often() -> None:
+    policies = dict(POLICIES)
+    register(policies, EVICTION, param="eviction", adapt=lambda policy: policy())
+    policy = policies[EVICTION]
+    assert policy.rank(PageUse(used_at=9, uses=1)) < policy.rank(PageUse(used_at=1, uses=5))
+    pool = BlockPool(2, policy)
+    often, once = bytes(16), bytes([1] * 16)
+    for key, times in ((often, 3), (once, 1)):
+        pages = pool.allocate(1)
+        assert pages is not None
+        pool.register_chain(pages, (key,), None)
+        pool.unpin(pages)
+        for _ in range(times - 1):
+            pool.unpin(pool.match((key,)))
+    assert pool.allocate(1) is not None
+    assert pool.keys() == (often,)
+
+
+def test_the_engine_gives_the_toys_tokens_at_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    config = EngineConfig("toy", engine=ENGINE, kv_bytes=1 << 20)
+    paced = load_engine(config, lambda *_: None)
+    plain = load_engine(EngineConfig("toy", kv_bytes=1 << 20), lambda *_: None)
+    assert isinstance(paced, PacedEngine)
+    try:
+        ids = b"".join(token.to_bytes(4, "little") for token in (104, 105))
+        step = SequenceStep("a", 0, 2, ids, (0,), SamplingParams(temperature=0.0))
+        assert paced.run([step]) == plain.run([step])
+        assert len(slept) == 1
+    finally:
+        paced.close()
+        plain.close()
+
+
+def test_an_engine_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(Invalid, match="no_such_engine:Engine"):
+        load_engine(EngineConfig("toy", engine="no_such_engine:Engine"), lambda *_: None)
