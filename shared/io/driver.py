@@ -3,6 +3,7 @@
 The driver decides nothing. It runs `handle` and the commands that come back one event at a time, in order; an event
 made meanwhile waits its turn. An exception from the machine or from `execute` is a bug: it is logged with its
 traceback and ends the process through the task group, since a machine whose commands were half carried out is broken.
+An owner that can go on without the machine passes `on_bug`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,20 @@ class EventLog(Protocol):
     def record(self, now: float, event: Any, commands: Sequence[Any]) -> None: ...
 
 
+class TaskOwner(Protocol):
+    """Runs the awaitables that commands start, as asyncio.TaskGroup does. Raises RuntimeError if it takes no more."""
+
+    def create_task(self, coro: Coroutine[Any, Any, None], /) -> object: ...
+
+
 class Driver(Generic[E]):
     """Owns a machine on one event loop. Not thread-safe: from other threads use `loop.call_soon_threadsafe(feed, e)`.
 
     `tasks` owns the awaitables that commands start; they end (or are cancelled) before it does. A recording begins with
-    MachineMade if the machine has a `config`, so that a replay can make it again.
+    MachineMade if there is a `setup` (default: the machine's `config`), so that a replay can make it again.
+
+    With `on_bug`, a bug is given to it and the driver does nothing else about it: it does not log, raise or end the
+    process. The event's remaining commands are dropped. Events that wait, and later ones, are still handled.
     """
 
     def __init__(
@@ -45,27 +55,33 @@ class Driver(Generic[E]):
         machine: Machine[E],
         execute: Callable[[Any], Outcome],
         *,
-        tasks: asyncio.TaskGroup,
+        tasks: TaskOwner,
         recorder: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
+        setup: Any = None,
+        on_bug: Callable[[Exception], None] | None = None,
     ) -> None:
         self.machine = machine
         self._execute = execute
         self._tasks = tasks
         self._recorder = recorder
         self._clock = clock
+        self._on_bug = on_bug
         self._now = clock()
         self._events: deque[E] = deque()
         self._feeding = False
         self._bug: BaseException | None = None
-        if recorder is not None and (config := getattr(machine, "config", None)) is not None:
-            made = MachineMade(machine=type(machine).__name__, config=msgspec.msgpack.encode(config))
+        if setup is None:
+            setup = getattr(machine, "config", None)
+        if recorder is not None and setup is not None:
+            made = MachineMade(machine=type(machine).__name__, config=msgspec.msgpack.encode(setup))
             recorder.record(self._now, made, [])
 
     def feed(self, event: E) -> None:
         """Handle the event now, or after the events before it when called from within a command.
 
-        Raises what the machine or a command raised; from then on every call raises it: the process is ending.
+        Without `on_bug`: raises what the machine or a command raised; from then on every call raises, as the process is
+        ending.
         """
         if self._bug is not None:
             raise RuntimeError("the machine is broken by an earlier exception") from self._bug
@@ -75,10 +91,13 @@ class Driver(Generic[E]):
         self._feeding = True
         try:
             while self._events:
-                self._step(self._events.popleft())
-        except Exception as bug:
-            self._crash(bug)
-            raise
+                try:
+                    self._step(self._events.popleft())
+                except Exception as bug:
+                    if self._on_bug is None:
+                        self._crash(bug)
+                        raise
+                    self._on_bug(bug)
         finally:
             self._feeding = False
 
@@ -106,6 +125,9 @@ class Driver(Generic[E]):
         try:
             event = await outcome
         except Exception as bug:
+            if self._on_bug is not None:
+                self._on_bug(bug)
+                return
             log.exception("command_failed", command=type(command).__name__)
             self._bug = self._bug or bug
             raise

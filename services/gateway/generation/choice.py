@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import msgspec
 import structlog
 
 from services.gateway.api.answer import Update
 from services.gateway.generation.answer_text import AnswerText
 from services.gateway.generation.node_client import Calls
-from shared.core.machine import Event, MachineMade, Ticked
+from shared.core.machine import Event, Ticked
 from shared.core.request import events as ev
 from shared.core.request.machine import RequestMachine
+from shared.io.driver import Driver, Outcome
 from shared.io.recorder import Recorder
 from shared.protocol.errors import Internal, TsukimiError
 
@@ -27,7 +27,8 @@ CancelAttempt = Callable[[ev.Cancel], None]
 class Choice:
     """The shell of one RequestMachine. Tells `told` what is new, in order, the last with a finish; or `failed`, once.
 
-    What its machine or a command raises fails this choice alone, as Internal.
+    An event fed from within a command waits until the commands before it are carried out (io.driver). A bug of the
+    machine or of a command fails this choice alone, as Internal, and frees its nodes.
     """
 
     def __init__(
@@ -52,105 +53,71 @@ class Choice:
         self._told = told
         self._failed = failed
         self._wants_ids = wants_ids
-        self._recorder = recorder
-        self._story: list[tuple[float, Event, list[Any]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: set[asyncio.TimerHandle] = set()
         self._ended = False
+        self._broken = False
+        self._tasks = _Tasks()
+        self._story = _Story(recorder) if recorder is not None else None
+        self._driver: Driver[Event] = Driver(
+            machine,
+            self._carry_out,
+            tasks=self._tasks,
+            recorder=self._story,
+            setup=ev.ChoiceSetup(machine.spec, machine.config),
+            on_bug=self._on_bug,
+        )
 
     def feed(self, event: Event) -> None:
+        """Handle the event, now or when its turn comes. After ClientGone nothing more is told, from this call on."""
         if isinstance(event, ev.ClientGone):
             self._ended = True
-        try:
-            now = time.monotonic()
-            commands = self.machine.handle(event, now)
-            if self._recorder is not None:
-                self._story.append((now, event, commands))
-            for command in commands:
-                self._carry_out(command)
-        except Exception:
-            log.exception("request_machine_failed", request=self.machine.spec.request, choice=self.index)
-            self._end(Internal("the request's machine failed"))
+        self._driver.feed(event)
 
     async def close(self) -> None:
         """Stop waiting for anything. Idempotent."""
         self._ended = True
-        for timer in self._timers:
-            timer.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._record()
+        await self._tasks.cancel()
+        if self._story is not None:
+            self._story.write()
 
-    def _record(self) -> None:
-        """The whole story in one piece, so that those of choices that ran at once are not mixed."""
-        story, self._story = self._story, []
-        if self._recorder is None or not story:
-            return
-        setup = ev.ChoiceSetup(self.machine.spec, self.machine.config)
-        made = MachineMade(type(self.machine).__name__, msgspec.msgpack.encode(setup))
-        for record in [(story[0][0], made, []), *story]:
-            self._recorder.record(*record)
+    def _on_bug(self, bug: Exception) -> None:
+        names = {"request": self.machine.spec.request, "choice": self.index}
+        log.error("choice_failed", **names, exc_info=bug)
+        if not self._broken:
+            self._broken = True
+            self._end(Internal("the gateway failed to generate"))
+            self.feed(ev.ClientGone("the gateway failed"))
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: Any) -> None:
+    def _carry_out(self, command: Any) -> Outcome:
         match command:
             case ev.Deliver():
-                self._deliver(command)
+                return self._deliver(command)
             case ev.SetTimer():
-                self._set_timer(command.at)
+                return _ring(command.at)
             case ev.AskPlace():
-                self._ask(self._calls.place(command))
+                return self._calls.place(command)
             case ev.Reserve():
-                self._ask(self._calls.reserve(command))
+                return self._calls.reserve(command)
             case ev.SubmitPrefill():
-                self._ask(self._calls.submit(command))
+                return self._calls.submit(command)
             case ev.AskSync():
-                self._ask(self._calls.sync(command))
+                return self._calls.sync(command)
             case ev.Cancel():
                 self._cancel(command)
             case ev.Finish():
                 self._finish(command)
             case ev.Fail():
                 self._end(command.error.to_exception())
-
-    def _ask(self, question: Coroutine[Any, Any, Event]) -> None:
-        task = asyncio.get_running_loop().create_task(self._await(question))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _await(self, question: Coroutine[Any, Any, Event]) -> None:
-        try:
-            event = await question
-        except Exception:
-            log.exception("request_command_failed", request=self.machine.spec.request, choice=self.index)
-            self._end(Internal("a question to a node failed"))
-            self.feed(ev.ClientGone("the gateway failed"))
-        else:
-            self.feed(event)
-
-    def _set_timer(self, at: float) -> None:
-        delay_s = at - time.monotonic()
-
-        def ring() -> None:
-            self._timers.discard(timer)
-            if time.monotonic() < at:  # the loop's clock is coarser than ours
-                self._set_timer(at)
-            else:
-                self.feed(Ticked())
-
-        timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), ring)
-        self._timers.add(timer)
+        return None
 
     # -- the answer --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, command: ev.Deliver) -> None:
+    def _deliver(self, command: ev.Deliver) -> ev.StopMet | None:
         if command.cached_tokens is not None:
             self.cached_tokens = command.cached_tokens
         if self._ended:
-            return
+            return None
         logprobs = command.logprobs or (None,) * len(command.tokens)
         update = Update(self.index)
         for token, logprob in zip(command.tokens, logprobs, strict=True):
@@ -163,9 +130,10 @@ class Choice:
                 break
         if update.text or update.entries or update.ids or update.finish:
             self._told(update)
-        if self._text.stopped:
-            self._ended = True
-            self.feed(ev.StopMet(self.completion_tokens))
+        if not self._text.stopped:
+            return None
+        self._ended = True
+        return ev.StopMet(self.completion_tokens)
 
     def _finish(self, command: ev.Finish) -> None:
         if self._ended:
@@ -179,3 +147,50 @@ class Choice:
         if not self._ended:
             self._ended = True
             self._failed(error)
+
+
+async def _ring(at: float) -> Ticked:
+    """Ticked, at `at` or soon after."""
+    while (left_s := at - time.monotonic()) > 0:  # noqa: ASYNC110  (the loop's clock is coarser than ours)
+        await asyncio.sleep(left_s)
+    return Ticked()
+
+
+class _Tasks:
+    """Tasks that can be cancelled together."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def create_task(self, coro: Coroutine[Any, Any, None], /) -> None:
+        task = asyncio.get_running_loop().create_task(coro)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def cancel(self) -> None:
+        """Returns when all have ended."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Story:
+    """Keeps what a choice was fed and writes it in one piece, so that those of choices that ran at once are not mixed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._records: list[tuple[float, Any, Sequence[Any]]] = []
+        self._written = False
+
+    def record(self, now: float, event: Any, commands: Sequence[Any]) -> None:
+        if not self._written:
+            self._records.append((now, event, commands))
+
+    def write(self) -> None:
+        """Idempotent; what is recorded later is dropped. Writes nothing for a machine that was fed nothing."""
+        self._written = True
+        records, self._records = self._records, []
+        if len(records) > 1:  # the first says what the machine was made of
+            for record in records:
+                self._recorder.record(*record)
