@@ -3,6 +3,7 @@
 # make install  the environment only         make down    stop a cluster that runs in the background
 # make coverage how much of shared/core its tests run (at least 97 % of the lines)
 # make compiled the simulator's scheduling code, compiled anew after changes to it
+# make references the pages under docs/reference, written anew from the code
 # make clean    remove all that these made
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ COMPILE := $(BIN)/python -m tsukimi.compiled.build
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: install up down test check coverage compiled clean
+.PHONY: install up down test check coverage compiled references clean
 .DELETE_ON_ERROR:
 
 install: $(RUNTIME)
@@ -40,6 +41,9 @@ coverage: $(DEV)
 
 compiled: $(RUNTIME)
 	@$(COMPILE)
+
+references: $(DEV)
+	$(BIN)/python -m tests.references
 
 check: $(DEV)
 	$(BIN)/ruff check .

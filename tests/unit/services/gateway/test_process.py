@@ -12,7 +12,7 @@ from tests.support.processes.nats import nats_server
 def test_nothing_heavy_is_imported() -> None:
     program = """
 import sys
-import services.gateway.app, services.gateway.load_text
+import services.gateway.app, shared.text.load
 heavy = {"torch", "transformers", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """
