@@ -2,6 +2,7 @@
 # make test     the quick test suites        make check   ruff and mypy
 # make install  the environment only         make down    stop a cluster that runs in the background
 # make compiled the simulator's scheduling code, compiled anew after changes to it
+# make references  the pages under docs/reference, written anew from the code
 # make clean    remove all that these made
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ COMPILE := $(BIN)/python -m tsukimi.compiled.build
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: install up down test check compiled clean
+.PHONY: install up down test check compiled references clean
 .DELETE_ON_ERROR:
 
 install: $(RUNTIME)
@@ -35,6 +36,9 @@ test: $(DEV)
 
 compiled: $(RUNTIME)
 	@$(COMPILE)
+
+references: $(DEV)
+	$(BIN)/python -m tests.references
 
 check: $(DEV)
 	$(BIN)/ruff check .
