@@ -19,8 +19,8 @@ from shared.protocol import subjects
 from tests.references.table import code, default_of, docstring, page, table
 
 ABOUT = """\
-Messages are msgpack maps, unless it says otherwise; the tag is in the field `type`. A struct without a tag is a part of others, or comes
-where nothing else can. Unknown fields are ignored."""
+Messages are msgpack maps, unless said otherwise; the tag is in the field `type`. A struct without a tag is a part of
+others, or comes where nothing else can. Unknown fields are ignored."""
 
 
 def render() -> str:

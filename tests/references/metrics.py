@@ -28,7 +28,7 @@ def _families() -> Iterator[tuple[Metric, tuple[str, ...]]]:
     for collector in tuple(Metrics(members=tuple)._registry._collector_to_names):
         for family in collector.collect():
             owner = collector if isinstance(collector, MetricWrapperBase) else family
-            yield family, tuple(owner._labelnames)
+            yield family, tuple(getattr(owner, "_labelnames", ()))
 
 
 def _shown(family: Metric) -> str:
