@@ -78,7 +78,7 @@ class _Put(_Sink):
             super().settle(layers)
 
 
-class Streams:
+class KVStreams:
     """Every open stream ends in exactly one HandoffEnded or PoolWriteEnded, given by the coroutine that commits or
     aborts it; by then nothing reads its pages any more."""
 

@@ -52,7 +52,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.worker_node.calibrate import calibrate
 from shared.worker_node.config import NodeConfig
 from shared.worker_node.engine_runner import EngineRunner
-from shared.worker_node.kv_streams import Streams
+from shared.worker_node.kv_streams import KVStreams
 
 Progress = Callable[[str, float], None]
 
@@ -154,7 +154,7 @@ class Node(ABC):
         self._endpoint = await self._open_endpoint(self._engine)
         layout, tasks = self._engine.spec.layout, self.context.tasks
         self.plane = self._endpoint
-        self.streams = Streams(
+        self.streams = KVStreams(
             self.plane, layout.layers, layout.block_tokens, tasks, layerwise=self._config.layerwise
         )
         await self._enter("warming", "computing a first token")

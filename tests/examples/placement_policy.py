@@ -7,7 +7,7 @@ tsukimi up --policy tests.examples.placement_policy:StickyOrShortest
 from __future__ import annotations
 
 from shared.core.conductor.policies import PolicyOptions
-from shared.core.conductor.policy_view import Choice, PlaceView
+from shared.core.conductor.policy_view import Decision, PolicyView
 
 
 class StickyOrShortest:
@@ -19,7 +19,7 @@ class StickyOrShortest:
     def __init__(self, options: PolicyOptions) -> None:
         """The conductor's own options; this policy needs none of them."""
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         holder = max(view.candidates, key=lambda c: c.local_blocks)
         cached_tokens = holder.local_blocks * view.block_tokens
         if cached_tokens >= self.cached_share * view.prompt_tokens:

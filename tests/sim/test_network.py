@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsukimi.simulate.network import Link, Network
+from tsukimi.simulate.network import Network, SharedBandwidth
 from tsukimi.simulate.timeline import Timeline
 
 
@@ -12,7 +12,7 @@ def run(links: list[float], flows: list[tuple[float, tuple[int, ...], float]]) -
     """Start flows (at, links, bytes); returns when each was done."""
     timeline = Timeline(0.0)
     network = Network(timeline.at)
-    built = [Link(speed) for speed in links]
+    built = [SharedBandwidth(speed) for speed in links]
     done: dict[int, float] = {}
 
     def start(i: int) -> None:
@@ -56,7 +56,7 @@ def test_nothing_to_move_is_done_at_once() -> None:
 def test_a_cancelled_flow_is_never_done_and_gives_its_share_back() -> None:
     timeline = Timeline(0.0)
     network = Network(timeline.at)
-    link = Link(10.0)
+    link = SharedBandwidth(10.0)
     done: list[tuple[str, float]] = []
     doomed = network.start(0.0, (link,), 100.0, lambda name: done.append((name, timeline.now)), "doomed")
     network.start(0.0, (link,), 10.0, lambda name: done.append((name, timeline.now)), "other")

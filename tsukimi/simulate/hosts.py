@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsukimi.simulate.network import Done, Link, Network
+from tsukimi.simulate.network import Done, Network, SharedBandwidth
 from tsukimi.simulate.timeline import Timeline
 
 
 class Host:
     def __init__(self, nic_bytes_s: float, shm_bytes_s: float) -> None:
-        self.sending = Link(nic_bytes_s)
-        self.receiving = Link(nic_bytes_s)
-        self.memory = Link(shm_bytes_s)
+        self.sending = SharedBandwidth(nic_bytes_s)
+        self.receiving = SharedBandwidth(nic_bytes_s)
+        self.memory = SharedBandwidth(shm_bytes_s)
 
 
 class Hosts:
@@ -22,13 +22,13 @@ class Hosts:
         self.timeline = timeline
         self._speeds = (nic_bytes_s, shm_bytes_s)
         self._hosts: dict[str, Host] = {}
-        self._links: dict[tuple[str, str], tuple[Link, ...]] = {}
+        self._links: dict[tuple[str, str], tuple[SharedBandwidth, ...]] = {}
         self.network = Network(timeline.at)
 
     def start(self, source: str, target: str, size_bytes: float, done: Done, argument: Any = None) -> None:
         self.network.start(self.timeline.now, self.links(source, target), size_bytes, done, argument)
 
-    def links(self, source: str, target: str) -> tuple[Link, ...]:
+    def links(self, source: str, target: str) -> tuple[SharedBandwidth, ...]:
         """What bytes from one to the other flow over."""
         links = self._links.get((source, target))
         if links is None:
@@ -40,7 +40,7 @@ class Hosts:
         hosts = self._hosts.values()
         return sum(h.sending.moved_bytes for h in hosts), sum(h.memory.moved_bytes for h in hosts)
 
-    def _between(self, source: str, target: str) -> tuple[Link, ...]:
+    def _between(self, source: str, target: str) -> tuple[SharedBandwidth, ...]:
         if source == target:
             return (self._host(source).memory,)
         return self._host(source).sending, self._host(target).receiving

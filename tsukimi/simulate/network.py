@@ -12,7 +12,7 @@ from typing import Any
 Done = Callable[[Any], None]
 
 
-class Link:
+class SharedBandwidth:
     """One side of a network card, or a memory bus."""
 
     __slots__ = ("bytes_s", "flows", "moved_bytes")
@@ -31,7 +31,7 @@ class Flow:
     __slots__ = ("_at", "argument", "done", "finish_at", "left_bytes", "links", "rate", "version")
 
     def __init__(
-        self, now: float, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any
+        self, now: float, links: tuple[SharedBandwidth, ...], size_bytes: float, done: Done, argument: Any
     ) -> None:
         self.links = links
         self.left_bytes = size_bytes
@@ -63,7 +63,7 @@ class Network:
         self._flows: dict[Flow, None] = {}
 
     def start(
-        self, now: float, links: tuple[Link, ...], size_bytes: float, done: Done, argument: Any = None
+        self, now: float, links: tuple[SharedBandwidth, ...], size_bytes: float, done: Done, argument: Any = None
     ) -> Flow:
         """Nothing to move is done at once, but never within this call."""
         flow = Flow(now, links, size_bytes, done, argument)
@@ -101,7 +101,7 @@ class Network:
                     "a link moves more than it can"
                 )
 
-    def _share_anew(self, now: float, links: tuple[Link, ...]) -> None:
+    def _share_anew(self, now: float, links: tuple[SharedBandwidth, ...]) -> None:
         """Everybody on these links gets the share there is now."""
         for link in links:
             for flow in link.flows:

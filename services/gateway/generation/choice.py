@@ -11,7 +11,7 @@ import structlog
 
 from services.gateway.api.answer import Update
 from services.gateway.generation.answer_text import AnswerText
-from services.gateway.generation.node_client import Calls
+from services.gateway.generation.node_client import NodeClient
 from shared.core.machine import Event, Ticked
 from shared.core.request import events as ev
 from shared.core.request.machine import RequestMachine
@@ -36,7 +36,7 @@ class Choice:
         index: int,
         machine: RequestMachine,
         text: AnswerText,
-        calls: Calls,
+        calls: NodeClient,
         cancel: CancelAttempt,
         told: Callable[[Update], None],
         failed: Callable[[TsukimiError], None],

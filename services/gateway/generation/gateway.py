@@ -23,7 +23,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.generation.cluster import Cluster, LoadText, ServedModel
 from services.gateway.generation.generation import Generation, Owner
 from services.gateway.generation.metrics import Metrics, Tracked
-from services.gateway.generation.node_client import Calls
+from services.gateway.generation.node_client import NodeClient
 from shared.core.machine import BusLost, Event
 from shared.core.request import events as ev
 from shared.io.bus import Bus
@@ -62,7 +62,7 @@ class Gateway:
         self._recorder = recorder
         self._owner = Owner(config.node, incarnation)
         self._tasks = tasks
-        self._calls = Calls(bus, config.call_s)
+        self._calls = NodeClient(bus, config.call_s)
         self._lifecycle = ev.LifecycleConfig(budget_s=config.budget_s, idle_sync_s=config.idle_sync_s)
         self._strays: OrderedDict[AttemptId, None] = OrderedDict()
         self._idle = asyncio.Event()

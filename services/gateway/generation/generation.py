@@ -12,7 +12,7 @@ from services.gateway.api.answer import Update, Usage
 from services.gateway.api.request import GenerateRequest, Prompt
 from services.gateway.generation.answer_text import AnswerText
 from services.gateway.generation.choice import CancelAttempt, Choice
-from services.gateway.generation.node_client import Calls
+from services.gateway.generation.node_client import NodeClient
 from services.gateway.generation.outbox import Outbox
 from services.gateway.generation.stop import StopFinder
 from shared.core.kv.block_keys import block_keys
@@ -41,7 +41,7 @@ class Generation:
         text: TextModel,
         owner: Owner,
         lifecycle: ev.LifecycleConfig,
-        calls: Calls,
+        calls: NodeClient,
         cancel: CancelAttempt,
         buffer_bytes: int,
         recorder: Recorder | None = None,

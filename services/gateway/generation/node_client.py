@@ -10,7 +10,7 @@ from shared.protocol.errors import TsukimiError, Unavailable, WireError
 from shared.protocol.requests import Accepted, AttemptState, Placement, Reserved, SyncRequest
 
 
-class Calls:
+class NodeClient:
     def __init__(self, bus: Bus, timeout_s: float) -> None:
         self._bus = bus
         self._timeout_s = timeout_s

@@ -43,7 +43,7 @@ class _Stream:
     behind_since_s: float = float("inf")
 
 
-class BlockStreams:
+class BlockSync:
     """Applies events and snapshots to an index. `asks(now)` names the nodes whose snapshot is wanted."""
 
     def __init__(self, index: BlockIndex) -> None:

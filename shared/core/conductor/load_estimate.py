@@ -20,7 +20,7 @@ class Assignment:
     tokens: int
 
 
-class NodeBook:
+class LoadEstimate:
     """One life of a node. Reports replace what they cover; what is assigned meanwhile is added until it shows up in a
     report, or has grown too old to be true. Counts hold for the time of the last call that was given one."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.core.conductor.block_index import BlockIndex
-from shared.core.conductor.block_sync import BlockStreams
+from shared.core.conductor.block_sync import BlockSync
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -28,9 +28,9 @@ from shared.core.conductor.events import (
     SnapshotArrived,
 )
 from shared.core.conductor.membership import Change, Membership
-from shared.core.conductor.node_registry import Roster
+from shared.core.conductor.node_registry import NodeRegistry
 from shared.core.conductor.policies import Policy, PolicyOptions, policy_named
-from shared.core.conductor.scheduler import Placer
+from shared.core.conductor.scheduler import Scheduler
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.protocol.errors import TsukimiError
 from shared.protocol.ids import NodeId
@@ -62,9 +62,9 @@ class ConductorMachine:
         self.config = config
         self.membership = Membership(config.lost_after_s)
         self.index = BlockIndex(config.index_blocks)
-        self.streams = BlockStreams(self.index)
-        self.roster = Roster(config.stale_s, config.prior)
-        self._placer = Placer(config, policy or policy_named(config.policy, options), self.roster, self.index)
+        self.streams = BlockSync(self.index)
+        self.registry = NodeRegistry(config.stale_s, config.prior)
+        self._scheduler = Scheduler(config, policy or policy_named(config.policy, options), self.registry, self.index)
         self._rolled_s = float("-inf")
         self.placed = 0
         self.refused = 0
@@ -90,7 +90,7 @@ class ConductorMachine:
         commands = self._changed(changes, now) if changes else []
         member = self.membership.get(load.node)
         if member is not None and member.load is load:  # neither outdated nor another life's
-            self.roster.reported(load, now)
+            self.registry.reported(load, now)
         self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
         if self.streams.behind or self.membership.strangers:
             commands += self._wishes(now)
@@ -128,12 +128,12 @@ class ConductorMachine:
     def check(self) -> None:
         self.membership.check()
         self.streams.check()
-        self.roster.check()
+        self.registry.check()
 
     @property
     def let_through(self) -> int:
         """Requests over an objective that were taken because the prediction was not to be trusted."""
-        return self._placer.admission.let_through
+        return self._scheduler.admission.let_through
 
     @property
     def complete(self) -> bool:
@@ -146,7 +146,7 @@ class ConductorMachine:
     def _place(self, event: PlaceAsked, now: float) -> list[Any]:
         commands = self._suspect(event) if event.request.avoid else []
         try:
-            placement = self._placer.place(event.request, now)
+            placement = self._scheduler.place(event.request, now)
         except TsukimiError as refusal:
             self.refused += 1
             return [*commands, ReplyRefusal(ask=event.ask, error=refusal.to_wire())]
@@ -157,10 +157,10 @@ class ConductorMachine:
         """What just failed for one request is not tried on the next, until it is heard again."""
         notices: list[Any] = []
         for node, incarnation in event.request.avoid:
-            peer = self.roster.peer(node, incarnation)
-            if peer is not None and not peer.suspect:
-                peer.suspect = True
-                notices.append(NoticeNode(ref=peer.ref, what="suspect", detail=event.request.attempt))
+            node_state = self.registry.node_state(node, incarnation)
+            if node_state is not None and not node_state.suspect:
+                node_state.suspect = True
+                notices.append(NoticeNode(ref=node_state.ref, what="suspect", detail=event.request.attempt))
         return notices
 
     def _changed(self, changes: list[Change], now: float, *, anew: bool = False) -> list[Any]:
@@ -176,7 +176,7 @@ class ConductorMachine:
                 self.streams.opened(change.ref.node, change.ref.incarnation)
             elif change.kind in ("left", "lost"):
                 self.streams.closed(change.ref.node)
-        for ref in self.roster.rebuild(self.membership):
+        for ref in self.registry.rebuild(self.membership):
             commands.append(
                 NoticeNode(ref=ref, what="foreign", detail="its KVCache does not fit its model's others")
             )

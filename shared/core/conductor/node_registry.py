@@ -1,4 +1,4 @@
-"""The nodes that may be given work, by model and role, each with the book of what it has to do."""
+"""The nodes that may be given work, by model and role, each with the estimate of what it has to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from shared.core.conductor.load_estimate import NodeBook
+from shared.core.conductor.load_estimate import LoadEstimate
 from shared.core.conductor.membership import Member
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import Incarnation, NodeId, NodeRef
@@ -16,16 +16,28 @@ INFINITY = float("inf")
 _turn = attrgetter("turn")
 
 
-class Peer:
+class NodeState:
     """A ready life of a node."""
 
     __slots__ = (
-        "_prior", "book", "cost", "host", "info", "load", "most_blocks", "most_requests", "most_waiting", "nearby",
-        "node", "ref", "suspect", "turn",
+        "_prior",
+        "cost",
+        "estimate",
+        "host",
+        "info",
+        "load",
+        "most_blocks",
+        "most_requests",
+        "most_waiting",
+        "nearby",
+        "node",
+        "ref",
+        "suspect",
+        "turn",
     )  # fmt: skip
 
-    def __init__(self, book: NodeBook) -> None:
-        self.book = book
+    def __init__(self, estimate: LoadEstimate) -> None:
+        self.estimate = estimate
         self.load: NodeLoad | None = None
         self.suspect = False
         """A request failed on it; until it is heard again, others are preferred."""
@@ -61,90 +73,90 @@ class Peer:
 
 
 @dataclass(slots=True, eq=False)
-class Team:
+class ModelGroup:
     """The nodes that serve one model together: their KVCache is interchangeable."""
 
     spec: ModelSpec
     block_tokens: int
     block_bytes: int
-    prefills: list[Peer] = field(default_factory=list)
-    decodes: list[Peer] = field(default_factory=list)
-    by_node: dict[NodeId, Peer] = field(default_factory=dict)
+    prefills: list[NodeState] = field(default_factory=list)
+    decodes: list[NodeState] = field(default_factory=list)
+    by_node: dict[NodeId, NodeState] = field(default_factory=dict)
 
 
-class Roster:
-    """Rebuilt from the membership whenever that changes; books of lives that go on are kept."""
+class NodeRegistry:
+    """Rebuilt from the membership whenever that changes; load estimates of lives that go on are kept."""
 
     def __init__(self, stale_s: float, prior: CostCoefficients) -> None:
         self._stale_s = stale_s
         self._prior = prior
-        self._peers: dict[tuple[NodeId, Incarnation], Peer] = {}
+        self._nodes: dict[tuple[NodeId, Incarnation], NodeState] = {}
         self._foreign: set[tuple[NodeId, Incarnation]] = set()
-        self.teams: dict[str, Team] = {}
-        self.caches: list[Peer] = []
-        self.caches_on: dict[str, list[Peer]] = {}
+        self.groups: dict[str, ModelGroup] = {}
+        self.caches: list[NodeState] = []
+        self.caches_on: dict[str, list[NodeState]] = {}
 
     def rebuild(self, members: Iterable[Member]) -> list[NodeRef]:
-        """Returns the lives that turn out foreign: their model's KVCache does not fit its team's. The team's is that of
+        """Returns the lives that turn out foreign: their model's KVCache does not fit its group's. The group's is that of
         the node that joined first. Each is returned once."""
-        peers: dict[tuple[NodeId, Incarnation], Peer] = {}
+        node_states: dict[tuple[NodeId, Incarnation], NodeState] = {}
         foreign: dict[tuple[NodeId, Incarnation], NodeRef] = {}
-        self.teams, self.caches, self.caches_on = {}, [], {}
+        self.groups, self.caches, self.caches_on = {}, [], {}
         for member in members:
             life = (member.ref.node, member.ref.incarnation)
             if not member.ready or member.info.role not in ("prefill", "decode", "cache"):
                 continue
-            peer = self._peers.get(life) or Peer(NodeBook(self._stale_s))
-            peer.announced(member.info, self._prior)
-            if self._enrol(peer):
-                peers[life] = peer
+            node_state = self._nodes.get(life) or NodeState(LoadEstimate(self._stale_s))
+            node_state.announced(member.info, self._prior)
+            if self._enrol(node_state):
+                node_states[life] = node_state
             else:
                 foreign[life] = member.ref
         fresh = [ref for life, ref in foreign.items() if life not in self._foreign]
-        self._peers, self._foreign = peers, set(foreign)
-        for peer in peers.values():
-            caches = [c.node for c in self.caches_on.get(peer.host, ()) if c is not peer]
-            peer.nearby = (peer.node, *caches)
+        self._nodes, self._foreign = node_states, set(foreign)
+        for node_state in node_states.values():
+            caches = [c.node for c in self.caches_on.get(node_state.host, ()) if c is not node_state]
+            node_state.nearby = (node_state.node, *caches)
         return fresh
 
-    def peer(self, node: NodeId, incarnation: Incarnation) -> Peer | None:
-        return self._peers.get((node, incarnation))
+    def node_state(self, node: NodeId, incarnation: Incarnation) -> NodeState | None:
+        return self._nodes.get((node, incarnation))
 
     def reported(self, load: NodeLoad, now: float) -> None:
         """A member's newest load."""
-        peer = self._peers.get((load.node, load.incarnation))
-        if peer is not None:
-            peer.heard(load)
-            peer.book.reported(load, now)
+        node_state = self._nodes.get((load.node, load.incarnation))
+        if node_state is not None:
+            node_state.heard(load)
+            node_state.estimate.reported(load, now)
 
     def check(self) -> None:
-        for peer in self._peers.values():
-            peer.book.check()
-        enrolled = [p for team in self.teams.values() for p in (*team.prefills, *team.decodes)] + self.caches
-        assert len(enrolled) == len(self._peers), "a peer is in no list, or in two"
+        for node_state in self._nodes.values():
+            node_state.estimate.check()
+        enrolled = [p for group in self.groups.values() for p in (*group.prefills, *group.decodes)] + self.caches
+        assert len(enrolled) == len(self._nodes), "a node is in no list, or in two"
         assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches by host disagree"
 
-    def _enrol(self, peer: Peer) -> bool:
-        info = peer.info
+    def _enrol(self, node_state: NodeState) -> bool:
+        info = node_state.info
         if info.role == "cache":
-            self.caches.append(peer)
-            self.caches_on.setdefault(peer.host, []).append(peer)
+            self.caches.append(node_state)
+            self.caches_on.setdefault(node_state.host, []).append(node_state)
             return True
         if info.model is None:
             return False
         layout = info.model.layout
-        team = self.teams.setdefault(
-            info.model.name, Team(info.model, layout.block_tokens, layout.block_bytes)
+        group = self.groups.setdefault(
+            info.model.name, ModelGroup(info.model, layout.block_tokens, layout.block_bytes)
         )
-        if (info.model.namespace, info.model.layout) != (team.spec.namespace, team.spec.layout):
+        if (info.model.namespace, info.model.layout) != (group.spec.namespace, group.spec.layout):
             return False
-        (team.prefills if info.role == "prefill" else team.decodes).append(peer)
-        team.by_node[peer.node] = peer
+        (group.prefills if info.role == "prefill" else group.decodes).append(node_state)
+        group.by_node[node_state.node] = node_state
         return True
 
 
-def usable(peers: Sequence[Peer], avoid: Sequence[tuple[NodeId, Incarnation]]) -> list[Peer]:
+def usable(node_states: Sequence[NodeState], avoid: Sequence[tuple[NodeId, Incarnation]]) -> list[NodeState]:
     """Those that have not just failed, as long as there are any. Whose last assignment is longest ago comes first."""
-    untried = [p for p in peers if (p.node, p.ref.incarnation) not in avoid] if avoid else peers
+    untried = [p for p in node_states if (p.node, p.ref.incarnation) not in avoid] if avoid else node_states
     trusted = [p for p in untried if not p.suspect]
-    return sorted(trusted or untried or peers, key=_turn)
+    return sorted(trusted or untried or node_states, key=_turn)

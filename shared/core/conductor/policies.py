@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from shared.core.conductor.policy_view import Choice, PlaceView
+from shared.core.conductor.policy_view import Decision, PolicyView
 from shared.protocol.errors import Invalid
 
 
 class Policy(Protocol):
-    def place(self, view: PlaceView) -> Choice: ...
+    def place(self, view: PolicyView) -> Decision: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +29,7 @@ class KVCacheCentric:
 
     balancing_threshold: float = 1.0
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         best, least_s, pulled = view.candidates[0], float("inf"), False
         for candidate in view.candidates:
             ttft_s = candidate.queue_s
@@ -49,7 +49,7 @@ class KVCacheCentric:
 class CacheAware:
     """Least queue plus prefill time, counting only what a node's own host holds."""
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         best = min(view.candidates, key=lambda c: c.queue_s + view.prefill_s(c))
         how = f"{best.local_blocks} blocks local"
         return view.choice(best, f"least queue + prefill of {len(view.candidates)}: {how}")
@@ -59,7 +59,7 @@ class CacheAware:
 class LoadBalance:
     """Fewest prompts assigned."""
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         lightest = min(view.candidates, key=lambda c: c.assigned)
         return view.choice(lightest, f"fewest assigned of {len(view.candidates)}: {lightest.assigned}")
 
@@ -70,7 +70,7 @@ class Random:
 
     seed: int = 0
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         digest = blake2b(f"{self.seed}:{view.number}".encode(), digest_size=8).digest()
         drawn = view.candidates[int.from_bytes(digest, "little") % len(view.candidates)]
         return view.choice(drawn, f"drawn from {len(view.candidates)}")

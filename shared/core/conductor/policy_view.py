@@ -36,7 +36,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class PlaceView:
+class PolicyView:
     """What a policy decides on. There is at least one candidate."""
 
     prompt_tokens: int
@@ -64,9 +64,9 @@ class PlaceView:
         cached = self.best_blocks if remote else candidate.local_blocks
         return prefill_s(candidate.cost, self.prompt_tokens, cached * self.block_tokens)
 
-    def choice(self, candidate: Candidate, reason: str, remote: bool = False) -> Choice:
+    def choice(self, candidate: Candidate, reason: str, remote: bool = False) -> Decision:
         """That candidate, with what is predicted for it."""
-        return Choice(
+        return Decision(
             candidate=candidate,
             cached_blocks=self.prefix(candidate, remote),
             queue_s=candidate.queue_s,
@@ -78,7 +78,7 @@ class PlaceView:
 
 
 @dataclass(slots=True)
-class Choice:
+class Decision:
     """A candidate, what was predicted for it, and why it."""
 
     candidate: Candidate

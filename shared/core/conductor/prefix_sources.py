@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.core.conductor.block_index import Match
-from shared.core.conductor.node_registry import Peer
+from shared.core.conductor.node_registry import NodeState
 from shared.protocol.requests import BlockSource
 
 
-def best_cache(match: Match, caches: Sequence[Peer]) -> tuple[int, Peer | None]:
+def best_cache(match: Match, caches: Sequence[NodeState]) -> tuple[int, NodeState | None]:
     """The cache node that holds the longest leading run, if any holds one; among equals the least busy."""
     best, holder, runs = 0, None, match.runs
     for cache in caches if runs else ():
@@ -20,7 +20,7 @@ def best_cache(match: Match, caches: Sequence[Peer]) -> tuple[int, Peer | None]:
 
 
 def sources_for(
-    match: Match, prefiller: Peer, near: Sequence[Peer], far: Sequence[Peer], cached_blocks: int
+    match: Match, prefiller: NodeState, near: Sequence[NodeState], far: Sequence[NodeState], cached_blocks: int
 ) -> tuple[BlockSource, ...]:
     """Runs that cover the first `cached_blocks` blocks as far as anyone can be found: each from a cache node on the own
     host if one holds it, else none if the own memory does, else from a cache node elsewhere."""
@@ -40,7 +40,7 @@ def sources_for(
     return tuple(sources)
 
 
-def pool_for(match: Match, near: Sequence[Peer], caches: Sequence[Peer]) -> Peer | None:
+def pool_for(match: Match, near: Sequence[NodeState], caches: Sequence[NodeState]) -> NodeState | None:
     """The own host's cache node, else any: the one with most of the prompt, so that a chain stays together, then the
     least busy one."""
     if len(near) == 1:
@@ -48,7 +48,7 @@ def pool_for(match: Match, near: Sequence[Peer], caches: Sequence[Peer]) -> Peer
     return min(near or caches, key=lambda c: (-match.run(c.node), *_busy(c)), default=None)
 
 
-def _furthest(match: Match, caches: Sequence[Peer], at: int) -> tuple[int, Peer | None]:
+def _furthest(match: Match, caches: Sequence[NodeState], at: int) -> tuple[int, NodeState | None]:
     end, holder = at, None
     for cache in caches:
         reach = match.runs.get(cache.node, 0) if not at else match.span(cache.node, at)
@@ -57,6 +57,6 @@ def _furthest(match: Match, caches: Sequence[Peer], at: int) -> tuple[int, Peer 
     return end, holder
 
 
-def _busy(cache: Peer) -> tuple[int, int]:
+def _busy(cache: NodeState) -> tuple[int, int]:
     load = cache.load
     return (load.running, load.kv_blocks_held + load.kv_blocks_cached) if load else (0, 0)

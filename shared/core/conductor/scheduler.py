@@ -10,9 +10,9 @@ from shared.core.conductor.admission import Admission, Outlook, retry_after
 from shared.core.conductor.block_index import BlockIndex, Match
 from shared.core.conductor.decode_policies import Decoder, InlineRule, choose_decoder, predicted_tbt_s
 from shared.core.conductor.events import ConductorConfig
-from shared.core.conductor.node_registry import Peer, Roster, Team, usable
+from shared.core.conductor.node_registry import ModelGroup, NodeRegistry, NodeState, usable
 from shared.core.conductor.policies import Policy
-from shared.core.conductor.policy_view import Candidate, Choice, PlaceView
+from shared.core.conductor.policy_view import Candidate, Decision, PolicyView
 from shared.core.conductor.prefix_sources import best_cache, pool_for, sources_for
 from shared.core.kv.block_keys import blocks_for, reusable_blocks
 from shared.protocol.errors import Overloaded, TooLarge, TsukimiError, Unavailable
@@ -25,37 +25,37 @@ class _Asked:
     """A request, and all that was looked up for it."""
 
     request: PlaceRequest
-    team: Team
+    group: ModelGroup
     match: Match
-    prefills: Sequence[Peer]
-    decodes: Sequence[Peer]
+    prefills: Sequence[NodeState]
+    decodes: Sequence[NodeState]
     now: float
 
     @property
     def blocks(self) -> int:
         """Room that the prompt and its first token need."""
-        return blocks_for(self.request.prompt_tokens + 1, self.team.block_tokens)
+        return blocks_for(self.request.prompt_tokens + 1, self.group.block_tokens)
 
 
 @dataclass(slots=True, eq=False)
 class _Plan:
     """What was chosen, before it is admitted."""
 
-    prefill: Peer | None
-    decode: Peer | None
+    prefill: NodeState | None
+    decode: NodeState | None
     cached_blocks: int
     remote: bool
     predicted: Prediction
     reason: str
 
 
-class Placer:
-    """Places or refuses one request at a time; remembers assignments in the peers' books."""
+class Scheduler:
+    """Places or refuses one request at a time; adds each assignment to its nodes' load estimates."""
 
-    def __init__(self, config: ConductorConfig, policy: Policy, roster: Roster, index: BlockIndex) -> None:
+    def __init__(self, config: ConductorConfig, policy: Policy, registry: NodeRegistry, index: BlockIndex) -> None:
         self._config = config
         self._policy = policy
-        self._roster = roster
+        self._registry = registry
         self._index = index
         self._rule = InlineRule(config.inline_tokens, config.objectives.tbt_s)
         self._number = 0
@@ -64,13 +64,13 @@ class Placer:
 
     def place(self, request: PlaceRequest, now: float) -> Placement:
         """Raises Unavailable, TooLarge or Overloaded."""
-        team = self._roster.teams.get(request.model)
-        if team is None or not (team.decodes or (team.prefills and request.max_new_tokens == 1)):
+        group = self._registry.groups.get(request.model)
+        if group is None or not (group.decodes or (group.prefills and request.max_new_tokens == 1)):
             raise Unavailable(f"no node that serves {request.model!r} is ready")
-        prefills, decodes = self._able(request, team, now)
-        reusable = reusable_blocks(request.prompt_tokens, team.block_tokens)
+        prefills, decodes = self._able(request, group, now)
+        reusable = reusable_blocks(request.prompt_tokens, group.block_tokens)
         match = self._index.match(request.block_keys[:reusable])
-        asked = _Asked(request, team, match, prefills, decodes, now)
+        asked = _Asked(request, group, match, prefills, decodes, now)
         plan = self._plan(asked)
         self._admit(asked, plan)
         self._assign(asked, plan)
@@ -78,32 +78,34 @@ class Placer:
 
     # -- who could do it ---------------------------------------------------------------------------------------------
 
-    def _able(self, request: PlaceRequest, team: Team, now: float) -> tuple[Sequence[Peer], Sequence[Peer]]:
+    def _able(
+        self, request: PlaceRequest, group: ModelGroup, now: float
+    ) -> tuple[Sequence[NodeState], Sequence[NodeState]]:
         """Prefill and decode nodes that could take it now. Decode nodes can prefill too, when nobody else does."""
-        blocks = blocks_for(request.prompt_tokens + 1, team.block_tokens)
-        prefills = self._with_room(team.prefills, request, blocks, now, True)
-        decodes = self._with_room(team.decodes, request, blocks, now, False)
+        blocks = blocks_for(request.prompt_tokens + 1, group.block_tokens)
+        prefills = self._with_room(group.prefills, request, blocks, now, True)
+        decodes = self._with_room(group.decodes, request, blocks, now, False)
         if not decodes and (request.max_new_tokens > 1 or not prefills):
-            raise _overloaded(team.decodes, now)
-        if team.prefills and not prefills and not request.retry:
-            raise _overloaded(team.prefills, now)
+            raise _overloaded(group.decodes, now)
+        if group.prefills and not prefills and not request.retry:
+            raise _overloaded(group.prefills, now)
         return prefills, decodes
 
     def _with_room(
-        self, peers: Sequence[Peer], request: PlaceRequest, blocks: int, now: float, prefills: bool
-    ) -> Sequence[Peer]:
-        able: list[Peer] = []
+        self, node_states: Sequence[NodeState], request: PlaceRequest, blocks: int, now: float, prefills: bool
+    ) -> Sequence[NodeState]:
+        able: list[NodeState] = []
         fits = False
-        for peer in peers:
-            if blocks > peer.most_blocks:
+        for node_state in node_states:
+            if blocks > node_state.most_blocks:
                 continue
-            fits, book = True, peer.book
-            if now > book.settled_until_s:
-                book.settle(now)
-            if book.waiting < peer.most_waiting if prefills else book.requests < peer.most_requests:
-                able.append(peer)
-        if peers and not fits:
-            most = max(p.info.kv_blocks for p in peers)
+            fits, estimate = True, node_state.estimate
+            if now > estimate.settled_until_s:
+                estimate.settle(now)
+            if estimate.waiting < node_state.most_waiting if prefills else estimate.requests < node_state.most_requests:
+                able.append(node_state)
+        if node_states and not fits:
+            most = max(p.info.kv_blocks for p in node_states)
             raise TooLarge(
                 f"the prompt needs {blocks} KV blocks, the largest node has {most}", param="messages"
             )
@@ -122,14 +124,14 @@ class Placer:
         if asked.request.max_new_tokens > 1:
             decoder = choose_decoder(decoders, prompt, asked.blocks)
             handoff_s = self._config.links.transfer_s(
-                prompt * (asked.team.block_bytes // asked.team.block_tokens),
+                prompt * (asked.group.block_bytes // asked.group.block_tokens),
                 decoder.host == choice.candidate.host,
             )
         if inliner is not None and inline_ttft_s < choice.ttft_s + handoff_s:
             return self._inlined(asked, inliner, inline_ttft_s)
         return _Plan(
-            prefill=asked.team.by_node[choice.candidate.ref.node],
-            decode=asked.team.by_node[decoder.ref.node] if decoder else None,
+            prefill=asked.group.by_node[choice.candidate.ref.node],
+            decode=asked.group.by_node[decoder.ref.node] if decoder else None,
             cached_blocks=choice.cached_blocks,
             remote=choice.remote,
             predicted=Prediction(
@@ -142,21 +144,21 @@ class Placer:
             reason=choice.reason,
         )
 
-    def _choose(self, asked: _Asked) -> Choice:
-        best, holder = best_cache(asked.match, self._roster.caches)
+    def _choose(self, asked: _Asked) -> Decision:
+        best, holder = best_cache(asked.match, self._registry.caches)
         now, match = asked.now, asked.match
         self._number += 1
         candidates = []
         for p in asked.prefills:
-            book = p.book
-            queue_s = book.busy_until_s - now if book.busy_until_s > now else 0.0
+            estimate = p.estimate
+            queue_s = estimate.busy_until_s - now if estimate.busy_until_s > now else 0.0
             local = match.run_of_any(p.nearby) if match.runs else 0
-            candidates.append(Candidate(p.ref, p.host, p.cost, queue_s, book.requests, local))
+            candidates.append(Candidate(p.ref, p.host, p.cost, queue_s, estimate.requests, local))
         return self._policy.place(
-            PlaceView(
+            PolicyView(
                 prompt_tokens=asked.request.prompt_tokens,
-                block_tokens=asked.team.block_tokens,
-                block_bytes=asked.team.block_bytes,
+                block_tokens=asked.group.block_tokens,
+                block_bytes=asked.group.block_bytes,
                 candidates=tuple(candidates),
                 best_blocks=best,
                 best_host=holder.host if holder else "",
@@ -166,19 +168,19 @@ class Placer:
         )
 
     def _decoders(self, asked: _Asked) -> list[Decoder]:
-        match, block_tokens, decoders = asked.match, asked.team.block_tokens, []
+        match, block_tokens, decoders = asked.match, asked.group.block_tokens, []
         left = asked.request.prompt_tokens - len(match) * block_tokens
         worth_looking = left <= self._rule.max_tokens or not asked.prefills
         for p in asked.decodes:
-            book = p.book
-            free = p.info.kv_blocks - book.held_blocks - book.pending_tokens // block_tokens
+            estimate = p.estimate
+            free = p.info.kv_blocks - estimate.held_blocks - estimate.pending_tokens // block_tokens
             local = match.run_of_any(p.nearby) if worth_looking else 0
-            decoders.append(Decoder(p.ref, p.host, p.cost, book.requests, book.kv_tokens, free, local))
+            decoders.append(Decoder(p.ref, p.host, p.cost, estimate.requests, estimate.kv_tokens, free, local))
         return decoders
 
     def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
         """The decode node that would have the first token soonest, if any should prefill by itself."""
-        prompt, block_tokens = asked.request.prompt_tokens, asked.team.block_tokens
+        prompt, block_tokens = asked.request.prompt_tokens, asked.group.block_tokens
         rule = self._rule if asked.prefills else InlineRule(max_tokens=prompt)
         if prompt - len(asked.match) * block_tokens > rule.max_tokens:
             return float("inf"), None
@@ -193,7 +195,7 @@ class Placer:
         tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)
         return _Plan(
             prefill=None,
-            decode=asked.team.by_node[decoder.ref.node],
+            decode=asked.group.by_node[decoder.ref.node],
             cached_blocks=decoder.local_blocks,
             remote=False,
             predicted=Prediction(prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=tbt_s),
@@ -207,15 +209,15 @@ class Placer:
         if not (limits.ttft_s or limits.tbt_s):
             return
         used = [p for p in (plan.prefill, plan.decode) if p is not None]
-        able = [peers for peers in (asked.prefills, asked.decodes) if peers]
+        able = [node_states for node_states in (asked.prefills, asked.decodes) if node_states]
         refusal = self.admission.judge(
             Outlook(
                 ttft_s=plan.predicted.ttft_s,
                 tbt_s=plan.predicted.tbt_s,
                 queue_s=plan.predicted.queue_s,
-                decoding=plan.decode.book.requests if plan.decode else 0,
+                decoding=plan.decode.estimate.requests if plan.decode else 0,
                 samples=min(p.samples for p in used),
-                idle=all(any(not p.book.requests for p in peers) for peers in able),
+                idle=all(any(not p.estimate.requests for p in node_states) for node_states in able),
             ),
             retry=asked.request.retry,
         )
@@ -225,17 +227,17 @@ class Placer:
     def _assign(self, asked: _Asked, plan: _Plan) -> None:
         work_s = plan.predicted.transfer_s + plan.predicted.prefill_s
         request = asked.request
-        for peer, seconds in ((plan.prefill, work_s), (plan.decode, 0.0)):
-            if peer is not None:
-                peer.book.assigned(request.attempt, asked.now, seconds, request.prompt_tokens)
+        for node_state, seconds in ((plan.prefill, work_s), (plan.decode, 0.0)):
+            if node_state is not None:
+                node_state.estimate.assigned(request.attempt, asked.now, seconds, request.prompt_tokens)
                 self._turn += 1
-                peer.turn = self._turn
+                node_state.turn = self._turn
 
     def _placement(self, asked: _Asked, plan: _Plan) -> Placement:
         prefiller = plan.prefill or plan.decode
         assert prefiller is not None
-        caches = self._roster.caches
-        near = self._roster.caches_on.get(prefiller.host, [])
+        caches = self._registry.caches
+        near = self._registry.caches_on.get(prefiller.host, [])
         far = [c for c in caches if c.host != prefiller.host] if plan.remote else []
         pool = pool_for(asked.match, near, caches)
         return Placement(
@@ -252,10 +254,10 @@ class Placer:
         )
 
 
-def _overloaded(peers: Sequence[Peer], now: float) -> TsukimiError:
-    drained_s = min((p.book.queue_s(now) for p in peers), default=1.0)
+def _overloaded(node_states: Sequence[NodeState], now: float) -> TsukimiError:
+    drained_s = min((p.estimate.queue_s(now) for p in node_states), default=1.0)
     return Overloaded("every node's queue is full", retry_after_s=retry_after(max(drained_s, 0.5)))
 
 
-def _ref(peer: Peer | None) -> NodeRef | None:
-    return peer.ref if peer is not None else None
+def _ref(node_state: NodeState | None) -> NodeRef | None:
+    return node_state.ref if node_state is not None else None

@@ -36,7 +36,7 @@ class Run(PageUse):
         """The one that counts among the candidates for eviction."""
 
 
-class Forest:
+class BlockTree:
     """All runs of a node, by key and by page. Knows who is above whom, and nothing of room."""
 
     def __init__(self, pages: int) -> None:

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from shared.core.kv.block_keys import longest_run
-from shared.core.kv.block_tree import Forest, Run, alike
+from shared.core.kv.block_tree import BlockTree, Run, alike
 from shared.core.kv.eviction import EvictionPolicy, Lru
 from shared.protocol.ids import BlockKey
 
@@ -34,7 +34,7 @@ class BlockPool:
         self._free = list(range(pages - 1, -1, -1))
         self._bare = bytearray(pages)
         """1: the page is held and has no key. It is held once: nobody else can find it."""
-        self._runs = Forest(pages)
+        self._runs = BlockTree(pages)
         self._cached = 0
         self._heap: list[Entry] = []
         self._clock = 0

@@ -74,7 +74,7 @@ class RequestMachine(ChoiceState):
             self._timer = math.inf
         if now >= self._deadline:
             late = WireError("deadline_exceeded", f"not complete within {self.config.budget_s:g} s")
-            self._fail(late if self.phase == "running" else self._patience.last_error)
+            self._fail(late if self.phase == "running" else self._retry_policy.last_error)
         elif self.phase == "waiting" and now >= self._resume_at:
             self._place(now)
         elif self.phase == "running" and now >= self.next_timer():
@@ -108,10 +108,10 @@ class RequestMachine(ChoiceState):
 
     def _on_place_refused(self, event: ev.PlaceRefused, now: float) -> None:
         code = event.error.code
-        if code in FINAL or (code == "overloaded" and not self._patience.retry):
+        if code in FINAL or (code == "overloaded" and not self._retry_policy.retry):
             self._fail(event.error)
             return
-        self._patience.avoid_none()
+        self._retry_policy.avoid_none()
         self._try_again(now, event.error)
 
     # -- reserving and submitting ------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ class RequestMachine(ChoiceState):
         if error.code in FINAL:
             self._fail(error)
             return
-        self._patience.avoid(self._current().life_of(event.node), now)
+        self._retry_policy.avoid(self._current().life_of(event.node), now)
         if error.code != "overloaded":
-            self._patience.retry = True
-        elif self._patience.overloaded() and not self.order.tokens:
+            self._retry_policy.retry = True
+        elif self._retry_policy.overloaded() and not self.order.tokens:
             self._fail(error)
             return
         self._try_again(now, error)
@@ -168,15 +168,15 @@ class RequestMachine(ChoiceState):
         if delta.cached_tokens is not None and delta.index == 0 and self.cached_tokens is None:
             self.cached_tokens = min(max(delta.cached_tokens, 0), self.spec.prompt_tokens - 1)
         if tokens:
-            self._patience.progressed()
+            self._retry_policy.progressed()
             cached = (self.cached_tokens or 0) if index == 0 else None
             self._commands.append(ev.Deliver(index, tokens, logprobs, cached))
         if reason := attempt.how_complete(self.spec, self.order, tokens):
             self._drop_attempt("complete", all_but=node if attempt.end else "")
             self._finish(reason, self.order.next_index)
         elif delta.finish == "moved":
-            self._patience.avoid(attempt.life_of(node), now)
-            self._patience.retry = True
+            self._retry_policy.avoid(attempt.life_of(node), now)
+            self._retry_policy.retry = True
             self._try_again(now, WireError("unavailable", delta.error or "the node gave the request up"))
         elif delta.finish == "failed":
             self._fail(blame(delta.error, self.spec.sampling, self.order.next_index))
@@ -219,7 +219,7 @@ class RequestMachine(ChoiceState):
             return
         patient = now - self._bus_found_at <= self.config.bus_grace_s
         if attempt.judge_silence(event.node, event.error, patient, self.config.sync_tries):
-            self._patience.avoid(attempt.life_of(event.node), now)
+            self._retry_policy.avoid(attempt.life_of(event.node), now)
             if attempt.hopeless_without(event.node, self.order.next_index):
                 self._lose(now, f"{event.node}: {event.error.message or event.error.code}")
 
@@ -229,7 +229,7 @@ class RequestMachine(ChoiceState):
             self._ask_makers(now)
 
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
-        self._patience.avoid((event.node, event.incarnation), now)
+        self._retry_policy.avoid((event.node, event.incarnation), now)
         attempt = self.attempt
         if attempt is None or not attempt.on(event.node, event.incarnation):
             return

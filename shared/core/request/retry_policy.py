@@ -13,7 +13,7 @@ AVOID_S = 10.0
 """How long a life that failed is kept out of placements; by then the conductor knows of truly lost ones."""
 
 
-class Patience:
+class RetryPolicy:
     """Tally of one request's failures since its last new token."""
 
     def __init__(self, config: LifecycleConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 from shared.core.machine import Command
 from shared.core.request import events as ev
 from shared.core.request.attempt import Attempt, End, place_request
-from shared.core.request.retry_policy import Patience
+from shared.core.request.retry_policy import RetryPolicy
 from shared.core.request.token_order import TokenOrder
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId, NodeId, attempt_id
@@ -42,7 +42,7 @@ class ChoiceState:
         self._timer = math.inf
         self._bus_down = False
         self._bus_found_at = -math.inf
-        self._patience = Patience(self.config)
+        self._retry_policy = RetryPolicy(self.config)
         self._told_again: set[tuple[NodeId, AttemptId]] = set()
 
     # -- asking for a place ------------------------------------------------------------------------------------
@@ -53,15 +53,15 @@ class ChoiceState:
         id_ = attempt_id(self.spec.request, self.spec.choice, self.attempts)
         self.attempts += 1
         self.attempt = Attempt(id_, self.order.next_index)
-        left, avoid = self._left(now), self._patience.avoided(now)
-        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self._patience.retry)
+        left, avoid = self._left(now), self._retry_policy.avoided(now)
+        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self._retry_policy.retry)
         self._commands.append(ev.AskPlace(request))
 
     # -- giving an attempt up ----------------------------------------------------------------------------------
 
     def _lose(self, now: float, why: str) -> None:
         error = WireError("unavailable", why)
-        if self._patience.lost():
+        if self._retry_policy.lost():
             self._fail(error)
         else:
             self._try_again(now, error)
@@ -69,7 +69,7 @@ class ChoiceState:
     def _try_again(self, now: float, error: WireError) -> None:
         """Cancel the attempt and place the rest of the answer anew, perhaps after a pause."""
         self._drop_attempt(error.message or error.code)
-        pause = self._patience.failed(error)
+        pause = self._retry_policy.failed(error)
         if pause or self._bus_down:
             self.phase = "waiting"
             self._resume_at = now + pause

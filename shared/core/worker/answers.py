@@ -46,7 +46,7 @@ class Answer:
         return AttemptState(attempt, state, self.delta(attempt, from_index))
 
 
-class Ledger:
+class EndedAnswers:
     """Answers of ended attempts, kept for `keep_s` and at most `limit` of them: late questions still find them."""
 
     def __init__(self, keep_s: float, limit: int) -> None:

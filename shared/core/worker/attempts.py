@@ -1,7 +1,7 @@
 """Attempts that live on a node: from acceptance to their end, and on until nothing touches their pages any more.
 
 Owned by gateways under a lease; asked about, cancelled, given up when the node drains. Pages are freed only when no
-step, fetch or stream touches them (`Sequence.quiet`).
+step, fetch or stream touches them (`SequenceState.quiet`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shared.core.kv.eviction import POLICIES
 from shared.core.kv.pool import BlockPool
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.core.worker import events as w
-from shared.core.worker.answers import Answer, Ledger
+from shared.core.worker.answers import Answer, EndedAnswers
 from shared.core.worker.config import COUNTERS, WorkerConfig
 from shared.core.worker.leases import GatewayLeases
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.transfers import PoolWriteEnded
 from shared.protocol.errors import Cancelled, TsukimiError, Unavailable
 from shared.protocol.ids import AttemptId, NodeId
 from shared.protocol.requests import AttemptState, FinishReason, PrefillJob, ReserveRequest, TokenDelta
 
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=SequenceState)
 
 
-class Residents(ABC, Generic[S]):
+class AttemptTable(ABC, Generic[S]):
     """A machine's bookkeeping of attempts. `handle` alone mutates it."""
 
     def __init__(self, worker: WorkerConfig) -> None:
@@ -39,7 +39,7 @@ class Residents(ABC, Generic[S]):
         self._known: dict[AttemptId, S] = {}
         self._live: dict[AttemptId, S] = {}
         """Known ones that have not ended, oldest first."""
-        self._ledger = Ledger(worker.remember_s, worker.remember_attempts)
+        self._ended_answers = EndedAnswers(worker.remember_s, worker.remember_attempts)
         self._leases = GatewayLeases(worker.gateway_lease_s)
         self._timers: list[tuple[float, int, AttemptId]] = []
         self._timer_count = 0
@@ -96,7 +96,7 @@ class Residents(ABC, Generic[S]):
         """Put a new attempt under its gateway's lease, or say why it can't come in."""
         if self.draining:
             return Unavailable(f"{self.worker.node} is shutting down")
-        past = self._ledger.get(request.attempt)
+        past = self._ended_answers.get(request.attempt)
         if past is not None and not past.started:
             return Cancelled("this attempt was cancelled before it came")
         if past is not None or request.attempt in self._known:
@@ -149,7 +149,7 @@ class Residents(ABC, Generic[S]):
         self._leases.drop(sequence.gateway, sequence.attempt)
         if sequence.unwritten:
             sequence.flush()
-        self._ledger.remember(sequence.attempt, sequence.answer, now)
+        self._ended_answers.remember(sequence.attempt, sequence.answer, now)
         if not sequence.in_step:
             self._close(sequence, now)
 
@@ -185,9 +185,9 @@ class Residents(ABC, Generic[S]):
         sequence = self._live.get(event.attempt)
         if sequence is not None:
             self._end(sequence, now)
-        elif event.attempt not in self._known and self._ledger.get(event.attempt) is None:
+        elif event.attempt not in self._known and self._ended_answers.get(event.attempt) is None:
             self._late()
-            self._ledger.remember(event.attempt, Answer(started=False), now)
+            self._ended_answers.remember(event.attempt, Answer(started=False), now)
 
     def _on_sync_asked(self, event: w.SyncAsked, now: float) -> None:
         self._commands.append(w.Reply(event.ask, self._state(event.attempt, event.from_index)))
@@ -201,7 +201,7 @@ class Residents(ABC, Generic[S]):
             sequence.flush()
             waiting = not self._begun(sequence)
             return sequence.answer.state(attempt, "waiting" if waiting else "running", from_index)
-        past = sequence.answer if sequence is not None else self._ledger.get(attempt)
+        past = sequence.answer if sequence is not None else self._ended_answers.get(attempt)
         if past is None or not past.started:
             return AttemptState(attempt, "unknown")
         return past.state(attempt, "finished", from_index)
@@ -242,7 +242,7 @@ class Residents(ABC, Generic[S]):
             if sequence is not None:
                 self._timer_fired(sequence, now)
         self._orphan(self._leases.lapsed(now), now)
-        self._ledger.expire(now)
+        self._ended_answers.expire(now)
         if self._drain_deadline is not None and now >= self._drain_deadline:
             for sequence in list(self._live.values()):
                 self._give_up(sequence, now, "shutting down")
@@ -286,7 +286,7 @@ class Residents(ABC, Generic[S]):
         assert self._leases.attempts() == set(self._live), "leases and live attempts differ"
         ended = sum(v for name, v in self.counters.items() if name.startswith("ended_"))
         assert self.counters["accepted"] == ended + len(self._live), "accepted attempts were lost"
-        assert len(self._ledger) <= self.worker.remember_attempts
+        assert len(self._ended_answers) <= self.worker.remember_attempts
 
     @abstractmethod
     def _advance(self, now: float) -> None:

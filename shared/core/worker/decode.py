@@ -31,25 +31,25 @@ class DecodeMachine(ReservingMachine):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        out = self._stepper.out
+        out = self._inflight.out
         if out is None:
             if self._active and not self._run_on():
                 super()._advance(now)
-            out = self._stepper.out
+            out = self._inflight.out
             if out is None:
                 return
         changed, self._newcomer = self._newcomer, False
         if changed and (len(out) < self.config.max_running or any(s.ended for s, _ in out)):
-            interrupt = self._stepper.interrupt()
+            interrupt = self._inflight.interrupt()
             if interrupt is not None:
                 self._commands.append(interrupt)
 
     def _run_on(self) -> bool:
         """Launch the next step of a batch that only decodes: nearly always. False: there is more to think of."""
         config = self.config
-        if len(self._active) > config.max_running or self._stepper.suspecting:
+        if len(self._active) > config.max_running or self._inflight.suspecting:
             return False
-        step = self._stepper.launch_decoding(self._active.values(), config.block_tokens, config.max_repeat)
+        step = self._inflight.launch_decoding(self._active.values(), config.block_tokens, config.max_repeat)
         if step is None:
             return False
         self._newcomer = self._stalled = False
@@ -93,7 +93,7 @@ class DecodeMachine(ReservingMachine):
 
     def _launch(self, plan: list[tuple[DecodeSequence, int]]) -> RunStep:
         self._newcomer = False
-        return self._stepper.launch(plan, self._repeats(plan) if self.config.max_repeat > 1 else 1)
+        return self._inflight.launch(plan, self._repeats(plan) if self.config.max_repeat > 1 else 1)
 
     def _repeats(self, plan: list[tuple[DecodeSequence, int]]) -> int:
         """How many steps may run before anything has to change."""

@@ -7,12 +7,12 @@ from hashlib import blake2b
 
 from shared.core.kv.block_keys import TOKEN_BYTES, extend_chain, pack_tokens, root_key
 from shared.core.worker.answers import Answer
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, LandingId
 from shared.protocol.requests import ReserveRequest
 
 
-class DecodeSequence(Sequence):
+class DecodeSequence(SequenceState):
     landing: LandingId = b""
     landing_open: bool = False
     """Somebody may write into the pages."""

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from shared.core.kv.block_keys import TOKEN_BYTES
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import InterruptRun, RunStep, SequenceResult, SequenceStep, StepDone
 
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=SequenceState)
 Row = tuple[S, int, SequenceResult]
 """A sequence that was in a step, how many of its tokens were computed, and what came of it."""
 
 
-class Stepper(Generic[S]):
+class InflightStep(Generic[S]):
     """At most one step is out. Sequences in it are marked, so that nobody frees their pages meanwhile.
 
     When a step fails as a whole, somebody in it may be the cause: each of its sequences is run again alone, and one
@@ -150,7 +150,7 @@ class Stepper(Generic[S]):
         return plan
 
 
-def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
+def sequence_step(sequence: SequenceState, tokens: int) -> SequenceStep:
     """The next `tokens` of a sequence; the last known token's step also samples."""
     start, pages = sequence.computed, sequence.page_table
     if len(pages) != len(sequence.pages):
@@ -167,7 +167,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     return SequenceStep(sequence.attempt, start, tokens, ids, pages, sample)
 
 
-def _result_of(sequence: Sequence, place: int, event: StepDone) -> SequenceResult:
+def _result_of(sequence: SequenceState, place: int, event: StepDone) -> SequenceResult:
     """Mostly at the place that the sequence has in the plan."""
     attempt, results = sequence.attempt, event.results
     if place < len(results) and results[place].attempt == attempt:

@@ -17,22 +17,22 @@ from shared.core.costs.model import (
     prefill_s,
     step_features,
 )
-from shared.core.worker.attempts import Residents
+from shared.core.worker.attempts import AttemptTable
 from shared.core.worker.batching import plan_step
 from shared.core.worker.config import WorkerConfig
-from shared.core.worker.inflight_step import Stepper
+from shared.core.worker.inflight_step import InflightStep
 from shared.core.worker.prefix import expected_prefix, key_blocks, match_more, next_fetch
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import RunStep, SequenceResult, StepDone, StepFailed
 from shared.core.worker.transfers import BlocksFetched
 from shared.protocol.cluster import NodeLoad, Stage
 from shared.protocol.ids import AttemptId, Role
 from shared.protocol.requests import TokenDelta
 
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=SequenceState)
 
 
-class WorkerMachine(Residents[S]):
+class WorkerMachine(AttemptTable[S]):
     """One worker's state. `handle` alone mutates it; `load` may be asked at any time."""
 
     role: ClassVar[Role]
@@ -45,7 +45,7 @@ class WorkerMachine(Residents[S]):
         self._fit = CostFit(worker.cost)
         self._active: dict[AttemptId, S] = {}
         """Live ones that have pages and something to compute, in the order they came."""
-        self._stepper: Stepper[S] = Stepper()
+        self._inflight: InflightStep[S] = InflightStep()
         self._backlog_s = 0.0
         self._handlers |= {
             StepDone: self._on_step_done,
@@ -113,12 +113,12 @@ class WorkerMachine(Residents[S]):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        if self._stepper.out is not None or not self._active:
+        if self._inflight.out is not None or not self._active:
             return
         ready = [s for s in self._active.values() if s.fetching < 0]
         if not ready:
             return
-        rows = self._stepper.suspects_first(self._runnable(ready, now))
+        rows = self._inflight.suspects_first(self._runnable(ready, now))
         if not rows:
             return
         config = self.worker
@@ -139,7 +139,7 @@ class WorkerMachine(Residents[S]):
         self._commands.append(self._launch(plan))
 
     def _launch(self, plan: list[tuple[S, int]]) -> RunStep:
-        return self._stepper.launch(plan)
+        return self._inflight.launch(plan)
 
     def _started(self, sequence: S) -> bool:
         return sequence.answer.cached_tokens is not None
@@ -150,16 +150,16 @@ class WorkerMachine(Residents[S]):
         self.counters["cached_tokens"] += sequence.computed
 
     def _on_step_done(self, event: StepDone, now: float) -> None:
-        stepper, generated = self._stepper, 0
-        if stepper.out is None or event.step != stepper.step:
+        inflight, generated = self._inflight, 0
+        if inflight.out is None or event.step != inflight.step:
             self._late()
             return
         if self.worker.fit_cost:
-            self._learn(stepper.out, event)
-        if stepper.decodes and not self.worker.stream_tokens:
-            generated, results = stepper.done_holding(event)
+            self._learn(inflight.out, event)
+        if inflight.decodes and not self.worker.stream_tokens:
+            generated, results = inflight.done_holding(event)
         else:
-            results = stepper.done(event)
+            results = inflight.done(event)
         self.counters["steps"] += event.steps
         for sequence, tokens, result in results:
             decoding = sequence.computed >= sequence.prompt_tokens
@@ -198,8 +198,8 @@ class WorkerMachine(Residents[S]):
         return grown
 
     def _on_step_failed(self, event: StepFailed, now: float) -> None:
-        plan = self._stepper.out
-        guilty = self._stepper.failed(event.step)
+        plan = self._inflight.out
+        guilty = self._inflight.failed(event.step)
         if guilty is None or plan is None:
             self._late()
             return
@@ -250,7 +250,7 @@ class WorkerMachine(Residents[S]):
 
     def check(self) -> None:
         super().check()
-        in_step = {s.attempt for s, _ in self._stepper.out or ()}
+        in_step = {s.attempt for s, _ in self._inflight.out or ()}
         for attempt, s in self._known.items():
             assert s.in_step == (attempt in in_step), f"{attempt}: in_step is {s.in_step}"
         assert in_step <= set(self._known), "a sequence in a step was forgotten"

@@ -15,7 +15,7 @@ from shared.core.worker.answers import Answer
 from shared.core.worker.config import PrefillConfig
 from shared.core.worker.machine import WorkerMachine
 from shared.core.worker.prefix import take_pages
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.transfers import (
     AbortStreams,
     CommitHandoff,
@@ -30,7 +30,7 @@ from shared.protocol.ids import AttemptId
 from shared.protocol.requests import Accepted, HandoffTarget, PrefillJob, TokenDelta
 
 
-class PrefillSequence(Sequence):
+class PrefillSequence(SequenceState):
     target: HandoffTarget | None = None
     """None: only the first token is wanted."""
     deadline: float = 0.0
@@ -64,7 +64,7 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
 
     def _on_submitted(self, event: w.JobSubmitted, now: float) -> None:
         job = event.job
-        past = self._ledger.get(job.attempt)
+        past = self._ended_answers.get(job.attempt)
         if job.attempt in self._known or (past is not None and past.started):
             self._commands.append(w.Reply(event.ask, Accepted(job.attempt)))
             return
@@ -111,7 +111,7 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
             self._active[sequence.attempt] = sequence
             self._expect_prefill(sequence)
             self._fetch_more(sequence)
-        if self._active and self._stepper.out is None:
+        if self._active and self._inflight.out is None:
             super()._advance(now)
 
     def _timer_fired(self, sequence: PrefillSequence, now: float) -> None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from shared.core.kv.block_keys import reusable_blocks
 from shared.core.kv.pool import BlockPool
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.transfers import FetchBlocks
 from shared.protocol.requests import BlockSource
 
 
-def reusable(sequence: Sequence, block_tokens: int) -> int:
+def reusable(sequence: SequenceState, block_tokens: int) -> int:
     keys, most = len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens)
     return most if most < keys else keys
 
 
-def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: int) -> bool:
+def take_pages(pool: BlockPool, sequence: SequenceState, blocks: int, block_tokens: int) -> bool:
     """Give the sequence `blocks` pages, the first of them with what own memory has of its prefix. False (and no change)
     if that many can't be had now."""
     matched = pool.match(sequence.keys[: reusable(sequence, block_tokens)]) if pool.keeps else []
@@ -31,7 +31,7 @@ def take_pages(pool: BlockPool, sequence: Sequence, blocks: int, block_tokens: i
     return True
 
 
-def match_more(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
+def match_more(pool: BlockPool, sequence: SequenceState, block_tokens: int) -> None:
     """Before anything is computed or streamed: use what neighbours with the same prefix have computed since."""
     if not pool.keeps:
         return
@@ -48,7 +48,7 @@ def match_more(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
     sequence.computed = end * block_tokens
 
 
-def next_fetch(sequence: Sequence, namespace: bytes, block_tokens: int) -> FetchBlocks | None:
+def next_fetch(sequence: SequenceState, namespace: bytes, block_tokens: int) -> FetchBlocks | None:
     """The next source that continues the run; None when none does. A source that failed is not asked again, but a later
     one that covers the same blocks is."""
     have = sequence.computed // block_tokens
@@ -70,7 +70,7 @@ def next_fetch(sequence: Sequence, namespace: bytes, block_tokens: int) -> Fetch
     return None
 
 
-def expected_prefix(pool: BlockPool, sequence: Sequence, block_tokens: int) -> int:
+def expected_prefix(pool: BlockPool, sequence: SequenceState, block_tokens: int) -> int:
     """Tokens that will probably not have to be computed."""
     most = reusable(sequence, block_tokens)
     have = pool.peek(sequence.keys[:most]) if pool.keeps else 0
@@ -80,7 +80,7 @@ def expected_prefix(pool: BlockPool, sequence: Sequence, block_tokens: int) -> i
     return have * block_tokens
 
 
-def key_blocks(pool: BlockPool, sequence: Sequence, block_tokens: int) -> None:
+def key_blocks(pool: BlockPool, sequence: SequenceState, block_tokens: int) -> None:
     """Make the prompt's blocks that became complete findable."""
     if not pool.keeps:
         return

@@ -9,7 +9,7 @@ from shared.protocol.requests import BlockSource, FinishReason, TokenDelta
 from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 
-class Sequence:
+class SequenceState:
     """Mutable; changed by the node's machine alone. What has a value here begins with it."""
 
     computed: int = 0

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from shared.dataplane.transports.base import Connection, PeerLost
-from shared.dataplane.wire.connection import Link
+from shared.dataplane.wire.connection import FramedConnection
 from shared.dataplane.wire.frames import Blocks, Message, PutGranted, ReadGranted, StreamEnded
 from shared.dataplane.wire.framing import Frame
 from shared.protocol.errors import TsukimiError
@@ -38,7 +38,7 @@ class Caller:
         stall_s: float,
         on_over: Callable[[], object] = lambda: None,
     ) -> None:
-        self.link = Link(open_, self._on_frame, self._on_lost, name=name, queue_limit=queue_limit)
+        self.link = FramedConnection(open_, self._on_frame, self._on_lost, name=name, queue_limit=queue_limit)
         self._stall_s = stall_s
         self._on_over = on_over
         self._numbers = itertools.count(1)

@@ -15,7 +15,7 @@ from shared.dataplane.server.incoming import Incoming
 from shared.dataplane.server.landing import LandingTable
 from shared.dataplane.server.pool_server import PoolSession
 from shared.dataplane.transports.base import Connection, Listener, PeerLost
-from shared.dataplane.wire.connection import Link
+from shared.dataplane.wire.connection import FramedConnection
 from shared.dataplane.wire.counters import Counters
 from shared.dataplane.wire.frames import (
     Abort,
@@ -68,7 +68,7 @@ class Session:
         self._on_over = on_over
         self.peer: Identity | None = None
         """Known once it has been welcomed."""
-        self.link = Link(
+        self.link = FramedConnection(
             self._shake_hands,
             self._on_frame,
             self._on_lost,

@@ -18,7 +18,7 @@ Job = Callable[[Connection], None]
 log = structlog.get_logger()
 
 
-class Link:
+class FramedConnection:
     """Jobs go out in the order posted. Once over it stays over: `lost` says why, and `on_lost` has been or will be
     called, once, from a thread of the link, when neither of its threads touches any memory for it any more."""
 

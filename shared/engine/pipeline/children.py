@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from shared.engine.api import EngineLost
-from shared.engine.pipeline.link import Link, LinkClosed
+from shared.engine.pipeline.channel import ChannelClosed, StageChannel
 from shared.engine.pipeline.messages import FOLLOWED, Answer, Reached, Setup
 
 END_S = 2.0
@@ -18,7 +18,7 @@ END_S = 2.0
 class Child:
     """The process of one stage. `control` goes both ways."""
 
-    def __init__(self, stage: int, process: subprocess.Popen[bytes], control: Link[Answer]) -> None:
+    def __init__(self, stage: int, process: subprocess.Popen[bytes], control: StageChannel[Answer]) -> None:
         self.stage = stage
         self.control = control
         self._process = process
@@ -31,7 +31,7 @@ class Child:
         """Blocks while it loads. Raises EngineLost if it ends instead."""
         try:
             self.control.receive()
-        except LinkClosed as e:
+        except ChannelClosed as e:
             raise EngineLost(f"stage {self.stage} did not start ({self.ending()})") from e
 
     @property
@@ -56,7 +56,7 @@ class Child:
             self._process.wait()
 
 
-def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], Link[Reached]]:
+def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], StageChannel[Reached]]:
     """Start stages 1, 2, ...; they load at once, all together. Returns them, and the link into stage 1.
 
     They end with the calling thread, which must therefore live as long as they are to: see io.parent.
@@ -78,7 +78,7 @@ def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], Link[Re
             own.close()
             if i:
                 before.close()
-    return children, Link(pairs[0][0], Reached)
+    return children, StageChannel(pairs[0][0], Reached)
 
 
 def _child(
@@ -95,6 +95,6 @@ def _child(
             stdin=subprocess.DEVNULL,
             pass_fds=tuple(fds.values()),
         )
-    child: Child = Child(stage, process, Link(ours, Answer))
+    child: Child = Child(stage, process, StageChannel(ours, Answer))
     child.control.send(setup)
     return child

@@ -17,8 +17,8 @@ from shared.engine.attention.api import AttentionBatch, AttentionShape
 from shared.engine.native.kernels import Kernels
 from shared.engine.paths.api import AfterLayer
 from shared.engine.paths.lean import LeanPath
+from shared.engine.pipeline.channel import ChannelClosed, read_ahead
 from shared.engine.pipeline.children import END_S, Child, start
-from shared.engine.pipeline.link import LinkClosed, read_ahead
 from shared.engine.pipeline.messages import Answer, LayerWritten, PieceDone, Rows, Setup
 from shared.engine.pipeline.onward import Onward
 from shared.engine.pipeline.seam import Seam
@@ -98,7 +98,7 @@ class GroupPath:
         rows = Rows(self._step, 0, piece.spans, tuple(keep), ends_step)
         try:
             border = self._onward.carry(rows, x, lambda layers: entered.through(layers, None))
-        except LinkClosed as e:
+        except ChannelClosed as e:
             raise EngineLost(f"cannot hand on to the next stage: {e}") from e
         self._under_way += 1
         return border

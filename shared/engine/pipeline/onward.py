@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from msgspec import structs
 
-from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
+from shared.engine.pipeline.channel import ChannelClosed, StageChannel, raw, read_ahead
 from shared.engine.pipeline.messages import Reached, Rows
 from shared.engine.pipeline.seam import Seam, Turn
 
@@ -16,7 +16,7 @@ from shared.engine.pipeline.seam import Seam, Turn
 class Onward:
     """For one thread. Another one, its own, hears how far the next stage is."""
 
-    def __init__(self, link: Link[Reached], seam: Seam, lost: Callable[[], None]) -> None:
+    def __init__(self, link: StageChannel[Reached], seam: Seam, lost: Callable[[], None]) -> None:
         """`lost` is called, in the other thread, when the next stage has gone."""
         self._link = link
         self._seam = seam
@@ -28,7 +28,7 @@ class Onward:
 
     def carry(self, rows: Rows, x: torch.Tensor, through: Callable[[range], None]) -> int:
         """Take x, rows in front of rows.layer, `through` the layers that are this stage's to compute; send it on. Returns
-        the layer in front of which it was. Blocks while the next stage is behind. Raises LinkClosed."""
+        the layer in front of which it was. Blocks while the next stage is behind. Raises ChannelClosed."""
         if rows.step != self._step:
             self._step = rows.step
             with self._heard:
@@ -46,11 +46,11 @@ class Onward:
         self._link.close()
 
     def _is_due(self, layer: int) -> bool:
-        """Whether a piece in front of the layer is to be handed on; if so, it counts as such. Raises LinkClosed."""
+        """Whether a piece in front of the layer is to be handed on; if so, it counts as such. Raises ChannelClosed."""
         with self._heard:
             while True:
                 if self._gone:
-                    raise LinkClosed("it has gone")
+                    raise ChannelClosed("it has gone")
                 turn = self._seam.turn(layer)
                 if turn is Turn.HAND_ON:
                     self._seam.handed_on(layer)

@@ -20,7 +20,7 @@ from shared.engine.attention.api import AttentionBatch
 from shared.engine.kv.paged import DTYPES, arena_layers
 from shared.engine.native.kernels import load
 from shared.engine.paths.lean import LeanPath
-from shared.engine.pipeline.link import Link, LinkClosed, raw, read_ahead
+from shared.engine.pipeline.channel import ChannelClosed, StageChannel, raw, read_ahead
 from shared.engine.pipeline.messages import FOLLOWED, LayerWritten, PieceDone, Reached, Ready, Rows, Setup
 from shared.engine.pipeline.onward import Onward
 from shared.engine.pipeline.seam import MOST_WAITING, Reports, Seam
@@ -32,7 +32,7 @@ class Stage:
     """One slice of the layers over the node's pages."""
 
     def __init__(
-        self, setup: Setup, memory_fd: int, control: Link[Setup], previous: Link[Rows]
+        self, setup: Setup, memory_fd: int, control: StageChannel[Setup], previous: StageChannel[Rows]
     ) -> None:
         self._control = control
         self._previous = previous
@@ -77,8 +77,8 @@ def main() -> None:
     die_with_parent(told.parent_pid)
     for signum in (signal.SIGINT, signal.SIGTERM):  # the node's to hear: it lets running steps end
         signal.signal(signum, signal.SIG_IGN)
-    control: Link[Setup] = Link(socket.socket(fileno=told.control_fd), Setup)
-    previous: Link[Rows] = Link(socket.socket(fileno=told.previous_fd), Rows)
+    control: StageChannel[Setup] = StageChannel(socket.socket(fileno=told.control_fd), Setup)
+    previous: StageChannel[Rows] = StageChannel(socket.socket(fileno=told.previous_fd), Rows)
     waiting: queue.Queue[tuple[Rows, bytearray]] = queue.Queue(MOST_WAITING)
     try:
         setup, _ = control.receive()
@@ -88,11 +88,11 @@ def main() -> None:
         control.send(Ready())  # only then does it follow the next one, so that the one that cannot load is named
         onward: Onward | None = None
         if told.next_fd >= 0:
-            link: Link[Reached] = Link(socket.socket(fileno=told.next_fd), Reached)
+            link: StageChannel[Reached] = StageChannel(socket.socket(fileno=told.next_fd), Reached)
             onward = Onward(link, Seam(setup.part.earliest_end, setup.part.end), _gone)
         while True:
             stage.take(*waiting.get(), onward)
-    except LinkClosed:
+    except ChannelClosed:
         _gone()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.core.conductor.policies import KVCacheCentric, PolicyOptions
-from shared.core.conductor.policy_view import Choice, PlaceView
+from shared.core.conductor.policy_view import Decision, PolicyView
 
 
 class LongPromptsWait(KVCacheCentric):
@@ -12,7 +12,7 @@ class LongPromptsWait(KVCacheCentric):
     def __init__(self, options: PolicyOptions) -> None:
         super().__init__(options.balancing_threshold)
 
-    def place(self, view: PlaceView) -> Choice:
+    def place(self, view: PolicyView) -> Decision:
         if view.prompt_tokens < 8000:
             return super().place(view)
         busiest = max(view.candidates, key=lambda candidate: candidate.assigned)

@@ -63,7 +63,7 @@ class Plane:
     ) -> None:
         self._rng, self._trouble, self._pages, self._later, self._feed = rng, trouble, pages, later, feed
         self._open: dict[tuple[AttemptId, str], tuple[int, ...]] = {}
-        """Streams and landings that have not ended, and their pages."""
+        """KVStreams and landings that have not ended, and their pages."""
         self.lost_landings: set[AttemptId] = set()
         """Nobody will ever write to them: only a lease ends them."""
 

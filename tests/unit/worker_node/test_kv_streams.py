@@ -1,4 +1,4 @@
-"""Streams of a worker, between real endpoints: what a step computes goes out layer by layer, what is owed in time."""
+"""KVStreams of a worker, between real endpoints: what a step computes goes out layer by layer, what is owed in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.dataplane.api import LandingCommit
 from shared.protocol.handoff import HandoffInfo
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import HandoffTarget
-from shared.worker_node.kv_streams import Streams
+from shared.worker_node.kv_streams import KVStreams
 from tests.support.fakes.endpoints import LAYOUT, NAMESPACE, DictPool, Site, eventually, site
 
 LANDING = b"l" * 16
@@ -32,7 +32,7 @@ PAGES = (3, 5, 1, 7)
 
 
 class Scene:
-    def __init__(self, writer: Site, reader: Site, streams: Streams, pool: DictPool) -> None:
+    def __init__(self, writer: Site, reader: Site, streams: KVStreams, pool: DictPool) -> None:
         self.writer = writer
         self.reader = reader
         self.streams = streams
@@ -66,7 +66,7 @@ async def scene() -> AsyncIterator[Scene]:
     async with site("writer", "tcp") as writer, site("reader", "tcp") as reader, asyncio.TaskGroup() as tasks:
         pool = DictPool(16)
         reader.endpoint.serve_pool(pool)
-        yield Scene(writer, reader, Streams(writer.endpoint, LAYOUT.layers, LAYOUT.block_tokens, tasks), pool)
+        yield Scene(writer, reader, KVStreams(writer.endpoint, LAYOUT.layers, LAYOUT.block_tokens, tasks), pool)
 
 
 async def test_steps_stream_what_they_touch_and_the_commit_carries_the_first_token() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.conductor.block_index import BlockIndex
-from shared.core.conductor.block_sync import ASK_AGAIN_S, BEHIND_S, BlockStreams
+from shared.core.conductor.block_sync import ASK_AGAIN_S, BEHIND_S, BlockSync
 from shared.protocol.cluster import BlockEvents, BlockSnapshotPart
 
 
@@ -28,13 +28,13 @@ def part(seq: int, i: int, of: int, held: tuple[bytes, ...], life: str = "1") ->
     return BlockSnapshotPart(node="n", incarnation=life, seq=seq, part=i, parts=of, keys=held)
 
 
-def opened() -> BlockStreams:
-    streams = BlockStreams(BlockIndex())
+def opened() -> BlockSync:
+    streams = BlockSync(BlockIndex())
     streams.opened("n", "1")
     return streams
 
 
-def held(streams: BlockStreams, *ids: int) -> list[int]:
+def held(streams: BlockSync, *ids: int) -> list[int]:
     streams.check()
     return [i for i in ids if streams.index.match(keys(i)).run("n")]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.conductor.load_estimate import PENDING_S, NodeBook
+from shared.core.conductor.load_estimate import PENDING_S, LoadEstimate
 from shared.protocol.cluster import NodeLoad
 
 
@@ -25,40 +25,40 @@ def load(
 
 
 def test_assignments_count_until_they_are_reported() -> None:
-    book = NodeBook()
-    book.assigned("a", 0.0, 2.0, 100)
-    book.assigned("b", 0.5, 1.0, 50)
-    assert (book.requests, book.waiting, book.kv_tokens, book.queue_s(0.5)) == (2, 2, 150, 2.5)
-    book.reported(load(1, "a", queue_s=1.2, batch_tokens=100), 0.6)
-    assert (book.requests, book.kv_tokens, book.queue_s(0.6)) == (2, 150, pytest.approx(2.2))
-    book.reported(load(2, queue_s=0.0), 0.7)
-    assert (book.requests, book.kv_tokens) == (1, 50)
+    estimate = LoadEstimate()
+    estimate.assigned("a", 0.0, 2.0, 100)
+    estimate.assigned("b", 0.5, 1.0, 50)
+    assert (estimate.requests, estimate.waiting, estimate.kv_tokens, estimate.queue_s(0.5)) == (2, 2, 150, 2.5)
+    estimate.reported(load(1, "a", queue_s=1.2, batch_tokens=100), 0.6)
+    assert (estimate.requests, estimate.kv_tokens, estimate.queue_s(0.6)) == (2, 150, pytest.approx(2.2))
+    estimate.reported(load(2, queue_s=0.0), 0.7)
+    assert (estimate.requests, estimate.kv_tokens) == (1, 50)
 
 
 def test_an_assignment_nobody_reports_is_forgotten() -> None:
-    book = NodeBook()
-    book.assigned("a", 0.0, 2.0, 100)
-    book.settle(PENDING_S)
-    assert book.requests == 1
-    book.settle(PENDING_S + 0.1)
-    assert (book.requests, book.kv_tokens) == (0, 0)
+    estimate = LoadEstimate()
+    estimate.assigned("a", 0.0, 2.0, 100)
+    estimate.settle(PENDING_S)
+    assert estimate.requests == 1
+    estimate.settle(PENDING_S + 0.1)
+    assert (estimate.requests, estimate.kv_tokens) == (0, 0)
 
 
 def test_the_same_attempt_again_counts_once() -> None:
-    book = NodeBook()
-    book.assigned("a", 0.0, 1.0, 100)
-    book.assigned("a", 0.1, 1.0, 100)
-    assert (book.requests, book.kv_tokens) == (1, 100)
-    book.check()
+    estimate = LoadEstimate()
+    estimate.assigned("a", 0.0, 1.0, 100)
+    estimate.assigned("a", 0.1, 1.0, 100)
+    assert (estimate.requests, estimate.kv_tokens) == (1, 100)
+    estimate.check()
 
 
 def test_an_old_report_says_nothing() -> None:
-    book = NodeBook(stale_s=5.0)
-    book.reported(load(1, "a", batch_tokens=9, waiting=3), 0.0)
-    book.settle(5.0)
-    assert (book.requests, book.waiting, book.kv_tokens) == (1, 3, 9)
-    book.settle(5.1)
-    assert (book.requests, book.waiting, book.kv_tokens) == (0, 0, 0)
+    estimate = LoadEstimate(stale_s=5.0)
+    estimate.reported(load(1, "a", batch_tokens=9, waiting=3), 0.0)
+    estimate.settle(5.0)
+    assert (estimate.requests, estimate.waiting, estimate.kv_tokens) == (1, 3, 9)
+    estimate.settle(5.1)
+    assert (estimate.requests, estimate.waiting, estimate.kv_tokens) == (0, 0, 0)
 
 
 @given(
@@ -77,28 +77,28 @@ def test_an_old_report_says_nothing() -> None:
 def test_counts_equal_those_of_a_plain_list_of_what_happened(
     steps: list[tuple[float, tuple[str, object]]],
 ) -> None:
-    book, now, seq = NodeBook(stale_s=5.0), 0.0, 0
+    estimate, now, seq = LoadEstimate(stale_s=5.0), 0.0, 0
     pending: dict[str, float] = {}
     reported: set[str] = set()
     reported_s = float("-inf")
     for passed_s, (what, which) in steps:
         now += passed_s
-        book.settle(now)
+        estimate.settle(now)
         if now - reported_s > 5.0:
             reported = set()
         if what == "assign":
             if f"a{which}" not in reported:
                 pending.pop(f"a{which}", None)
                 pending[f"a{which}"] = now
-            book.assigned(f"a{which}", now, 1.0, 10)
+            estimate.assigned(f"a{which}", now, 1.0, 10)
         elif what == "report":
             assert isinstance(which, set)
             reported, reported_s, seq = {f"a{i}" for i in which}, now, seq + 1
             for attempt in reported:
                 pending.pop(attempt, None)
-            book.reported(load(seq, *sorted(reported), batch_tokens=10 * len(reported)), now)
+            estimate.reported(load(seq, *sorted(reported), batch_tokens=10 * len(reported)), now)
         live = {a for a, at in pending.items() if now - at <= PENDING_S}
-        assert book.requests == len(live) + len(reported)
-        assert book.kv_tokens == 10 * (len(live) + len(reported))
-        book.check()
-        assert book.queue_s(now) >= 0.0
+        assert estimate.requests == len(live) + len(reported)
+        assert estimate.kv_tokens == 10 * (len(live) + len(reported))
+        estimate.check()
+        assert estimate.queue_s(now) >= 0.0

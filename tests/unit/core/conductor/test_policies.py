@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.conductor.policies import POLICIES, KVCacheCentric, PolicyOptions, policy_named
-from shared.core.conductor.policy_view import Candidate, Choice, PlaceView
+from shared.core.conductor.policy_view import Candidate, Decision, PolicyView
 from shared.core.costs.links import Links
 from shared.core.costs.model import prefill_s, transfer_s
 from shared.protocol.cluster import CostCoefficients
@@ -27,8 +27,8 @@ def candidate(i: int, queue_s: float = 0.0, local_blocks: int = 0, assigned: int
     )
 
 
-def view(*candidates: Candidate, prompt_tokens: int = 1000, best: int = 0, number: int = 0) -> PlaceView:
-    return PlaceView(
+def view(*candidates: Candidate, prompt_tokens: int = 1000, best: int = 0, number: int = 0) -> PolicyView:
+    return PolicyView(
         prompt_tokens=prompt_tokens,
         block_tokens=16,
         block_bytes=1000,
@@ -57,7 +57,7 @@ VIEWS = st.builds(
 class TestEveryPolicy:
     @given(seen=VIEWS)
     def test_names_a_candidate_with_true_predictions_and_a_reason(
-        self, policy_name: str, seen: PlaceView
+        self, policy_name: str, seen: PolicyView
     ) -> None:
         choice = policy_named(policy_name, PolicyOptions()).place(seen)
         chosen = choice.candidate
@@ -75,7 +75,7 @@ class TestEveryPolicy:
             assert choice.transfer_s == 0.0
 
     @given(seen=VIEWS)
-    def test_decides_the_same_on_the_same(self, policy_name: str, seen: PlaceView) -> None:
+    def test_decides_the_same_on_the_same(self, policy_name: str, seen: PolicyView) -> None:
         options = PolicyOptions(seed=3)
         assert policy_named(policy_name, options).place(seen) == policy_named(policy_name, options).place(
             seen
@@ -88,7 +88,7 @@ class TestEveryPolicy:
         )
 
 
-def algorithm_1(seen: PlaceView, threshold: float) -> tuple[int, bool, float]:
+def algorithm_1(seen: PolicyView, threshold: float) -> tuple[int, bool, float]:
     """The paper's text, written out: index, whether remote, TTFT."""
     best: tuple[int, bool, float] | None = None
     for i, c in enumerate(seen.candidates):
@@ -108,14 +108,14 @@ def algorithm_1(seen: PlaceView, threshold: float) -> tuple[int, bool, float]:
 
 
 @given(seen=VIEWS, threshold=st.sampled_from([1.0, 1.5, 4.0]))
-def test_kvcache_centric_is_algorithm_1(seen: PlaceView, threshold: float) -> None:
+def test_kvcache_centric_is_algorithm_1(seen: PolicyView, threshold: float) -> None:
     i, remote, ttft = algorithm_1(seen, threshold)
     choice = KVCacheCentric(threshold).place(seen)
     assert choice.candidate is seen.candidates[i]
     assert (choice.remote, choice.ttft_s) == (remote, ttft)
 
 
-def cached(choice: Choice) -> tuple[int, bool]:
+def cached(choice: Decision) -> tuple[int, bool]:
     return choice.cached_blocks, choice.remote
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.core.worker.answers import Answer, Ledger
+from shared.core.worker.answers import Answer, EndedAnswers
 from shared.protocol.requests import TokenDelta
 from shared.protocol.sampling import TokenLogprob
 
@@ -22,11 +22,11 @@ def test_answers_do_not_share_their_lists() -> None:
 
 
 def test_memory_is_bounded_by_time_and_number() -> None:
-    ledger = Ledger(10.0, 2)
+    answers = EndedAnswers(10.0, 2)
     for i, name in enumerate("abc"):
-        ledger.remember(name, Answer(i), float(i))
-    assert ledger.get("a") is None
-    assert len(ledger) == 2
-    ledger.expire(11.5)
-    assert ledger.get("b") is None
-    assert ledger.get("c") == Answer(2)
+        answers.remember(name, Answer(i), float(i))
+    assert answers.get("a") is None
+    assert len(answers) == 2
+    answers.expire(11.5)
+    assert answers.get("b") is None
+    assert answers.get("c") == Answer(2)

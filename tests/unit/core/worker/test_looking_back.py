@@ -15,7 +15,7 @@ from shared.core.worker import events as w
 from shared.core.worker.answers import Answer
 from shared.core.worker.decode_sequence import DecodeSequence
 from shared.core.worker.inflight_step import sequence_step
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import Placement, Reserved
@@ -40,7 +40,7 @@ def past_of(
 ) -> tuple[list[int], int]:
     """What the step that makes the next token is told, by an attempt that began with token `first_index`."""
     known, own = prompt + said[:first_index], said[first_index:]
-    sequence = Sequence(
+    sequence = SequenceState(
         attempt="a",
         gateway="g",
         prompt_tokens=len(known),

@@ -8,19 +8,19 @@ from shared.core.kv.block_keys import block_keys, pack_tokens
 from shared.core.kv.pool import BlockPool
 from shared.core.worker.answers import Answer
 from shared.core.worker.decode_sequence import DecodeSequence, computed_keys, landing_id, same_request
-from shared.core.worker.inflight_step import Stepper, sequence_step
+from shared.core.worker.inflight_step import InflightStep, sequence_step
 from shared.core.worker.prefix import expected_prefix, next_fetch, reusable
-from shared.core.worker.sequence import Sequence
+from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import SequenceResult, StepDone
 from shared.protocol.requests import TokenDelta
 from shared.protocol.sampling import SamplingParams, TokenLogprob
 from tests.support.worlds.workers import BLOCK, EOS, NAMESPACE, SAMPLING, keys_of, prompt_of, reserve, source
 
 
-def sequence(tokens: int = 6, **fields: Any) -> Sequence:
+def sequence(tokens: int = 6, **fields: Any) -> SequenceState:
     prompt = prompt_of(tokens)
     """`fields` that are no arguments are set."""
-    made = Sequence(
+    made = SequenceState(
         attempt="a",
         gateway="g",
         prompt_tokens=tokens,
@@ -89,15 +89,15 @@ def test_the_page_table_follows_the_pages() -> None:
 
 
 def test_results_are_matched_by_attempt_and_a_missing_one_is_an_error() -> None:
-    stepper: Stepper[Sequence] = Stepper()
+    inflight: InflightStep[SequenceState] = InflightStep()
     a, b = sequence(attempt="a"), sequence(attempt="b")
-    stepper.launch([(a, 1), (b, 1)])
-    done = stepper.done(StepDone(1, (SequenceResult("b", (5,)),)))
+    inflight.launch([(a, 1), (b, 1)])
+    done = inflight.done(StepDone(1, (SequenceResult("b", (5,)),)))
     assert [(s.attempt, r.tokens, bool(r.error)) for s, _, r in done] == [
         ("a", (), True),
         ("b", (5,), False),
     ]
-    assert stepper.out is None
+    assert inflight.out is None
 
 
 # -- prefixes and keys -------------------------------------------------------------------------------------------------

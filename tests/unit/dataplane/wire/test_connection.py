@@ -10,7 +10,7 @@ import pytest
 from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.transports.base import Connection, PeerLost, Timeouts
 from shared.dataplane.transports.tcp import TcpTransport
-from shared.dataplane.wire.connection import Job, Link
+from shared.dataplane.wire.connection import FramedConnection, Job
 from shared.dataplane.wire.frames import Abort, Message
 from shared.dataplane.wire.framing import Extent, Frame
 from shared.protocol.errors import Internal, TsukimiError
@@ -30,8 +30,8 @@ class Ends:
         self.lost: list[TsukimiError] = []
         self.over = threading.Event()
 
-    def link(self, queue_limit: int = 10) -> Link:
-        return Link(lambda: self.near, self._on_frame, self._on_lost, name="t", queue_limit=queue_limit)
+    def link(self, queue_limit: int = 10) -> FramedConnection:
+        return FramedConnection(lambda: self.near, self._on_frame, self._on_lost, name="t", queue_limit=queue_limit)
 
     def _on_frame(self, frame: Frame, connection: Connection) -> None:
         self.frames.append(frame.message)
@@ -102,7 +102,7 @@ def test_a_failing_start_is_the_reason_it_is_lost_for() -> None:
     def refuse() -> Connection:
         raise PeerLost("nobody there")
 
-    link = Link(refuse, lambda frame, connection: None, lost.append, name="t", queue_limit=1)
+    link = FramedConnection(refuse, lambda frame, connection: None, lost.append, name="t", queue_limit=1)
     link.post(sending(0))
     link.start()
     assert link.join(10)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from shared.engine.attention.api import Span  # noqa: E402
-from shared.engine.pipeline.link import Link, LinkClosed  # noqa: E402
+from shared.engine.pipeline.channel import ChannelClosed, StageChannel  # noqa: E402
 from shared.engine.pipeline.messages import Reached, Rows  # noqa: E402
 from shared.engine.pipeline.onward import Onward  # noqa: E402
 from shared.engine.pipeline.seam import Seam  # noqa: E402
@@ -24,8 +24,8 @@ class Ends:
     def __init__(self) -> None:
         a, b = socket.socketpair()
         self.lost = threading.Event()
-        self.onward = Onward(Link(a, Reached), Seam(4, 8), self.lost.set)
-        self.next: Link[Rows] = Link(b, Rows)
+        self.onward = Onward(StageChannel(a, Reached), Seam(4, 8), self.lost.set)
+        self.next: StageChannel[Rows] = StageChannel(b, Rows)
         self.computed: list[int] = []
 
     def carry(self, step: int = 1, layer: int = 0) -> int:
@@ -74,6 +74,6 @@ def test_a_new_step_does_not_wait(ends: Ends) -> None:
 def test_who_waits_learns_that_the_next_stage_has_gone(ends: Ends) -> None:
     ends.carry()
     threading.Timer(0.1, ends.next.close).start()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         ends.carry()
     assert ends.lost.wait(10)

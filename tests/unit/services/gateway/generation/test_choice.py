@@ -61,7 +61,7 @@ class Scripted:
         return commands
 
 
-class Calls:
+class NodeClient:
     """Nodes whose answers are a bug of ours."""
 
     async def place(self, command: ev.AskPlace) -> Event:
@@ -80,7 +80,7 @@ class World:
             0,
             machine or Scripted(self.trace, plan),
             AnswerText(Letters(), StopFinder(("B",))),  # type: ignore[arg-type]
-            Calls(),  # type: ignore[arg-type]
+            NodeClient(),  # type: ignore[arg-type]
             lambda command: self.trace.append("cancel"),
             self._told,
             self.errors.append,

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.pipeline.link import Link, LinkClosed, read_ahead
+from shared.engine.pipeline.channel import ChannelClosed, StageChannel, read_ahead
 
 
 class Note(Struct, frozen=True, tag=True):
@@ -27,13 +27,13 @@ Both = Note | Other
 
 
 @pytest.fixture
-def ends() -> tuple[Link[Both], Link[Both], socket.socket]:
+def ends() -> tuple[StageChannel[Both], StageChannel[Both], socket.socket]:
     """Two ends, and the first one's socket."""
     a, b = socket.socketpair()
-    return Link(a, Both), Link(b, Both), a
+    return StageChannel(a, Both), StageChannel(b, Both), a
 
 
-def test_messages_and_payloads_come_in_order(ends: tuple[Link[Both], Link[Both], socket.socket]) -> None:
+def test_messages_and_payloads_come_in_order(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
     sender, receiver, _ = ends
     big = bytes(range(256)) * 10_000  # more than a socket buffers
 
@@ -52,36 +52,36 @@ def test_messages_and_payloads_come_in_order(ends: tuple[Link[Both], Link[Both],
 
 @pytest.mark.parametrize("length", [0, 1, 11, 12, 14, -1])
 def test_an_end_within_a_frame_is_an_end(
-    ends: tuple[Link[Both], Link[Both], socket.socket], length: int
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket], length: int
 ) -> None:
     sender, receiver, raw = ends
     copy, tap = socket.socketpair()
-    Link(copy, Both).send(Note(7), b"payload")
+    StageChannel(copy, Both).send(Note(7), b"payload")
     frame = tap.recv(1000)
     raw.sendall(frame[:length])
     sender.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         receiver.receive()
 
 
-def test_what_came_before_the_end_is_not_lost(ends: tuple[Link[Both], Link[Both], socket.socket]) -> None:
+def test_what_came_before_the_end_is_not_lost(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
     sender, receiver, _ = ends
     sender.send(Note(1))
     sender.close()
     assert receiver.receive() == (Note(1), b"")
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         receiver.receive()
 
 
-def test_sending_to_nobody_says_so(ends: tuple[Link[Both], Link[Both], socket.socket]) -> None:
+def test_sending_to_nobody_says_so(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
     sender, receiver, _ = ends
     receiver.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         sender.send(Note(1))
 
 
 def test_closing_wakes_whoever_receives_and_may_be_repeated(
-    ends: tuple[Link[Both], Link[Both], socket.socket],
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
 ) -> None:
     _, receiver, _ = ends
     closed = threading.Event()
@@ -92,7 +92,7 @@ def test_closing_wakes_whoever_receives_and_may_be_repeated(
 
 
 def test_reading_ahead_stops_where_there_is_no_room(
-    ends: tuple[Link[Both], Link[Both], socket.socket],
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
 ) -> None:
     sender, receiver, _ = ends
     waiting: queue.Queue[tuple[Both, bytearray]] = queue.Queue(2)
@@ -106,9 +106,9 @@ def test_reading_ahead_stops_where_there_is_no_room(
 
 
 def test_a_header_of_impossible_size_ends_the_link(
-    ends: tuple[Link[Both], Link[Both], socket.socket],
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
 ) -> None:
     _, receiver, raw = ends
     raw.sendall(b"\xff" * 12 + msgspec.msgpack.encode(Note(1)))
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         receiver.receive()
