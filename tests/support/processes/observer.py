@@ -49,10 +49,18 @@ class Observer:
         self._loop.close()
 
     async def _subscribe(self) -> None:
+        self._bus.on_connection(self._on_connection)
         await self._bus.subscribe_ordered(subjects.ANNOUNCE, NodeInfo, self._on_info)
         await self._bus.subscribe_ordered(subjects.HEARTBEAT_ALL, NodeLoad, self._on_load)
         await self._bus.subscribe_ordered(subjects.LEAVE, NodeLeft, self._on_left)
         await self._bus.publish(subjects.ROLL_CALL, RollCall("observer"))
+
+    def _on_connection(self, up: bool) -> None:
+        """A node that announced itself while the bus was down here is asked again."""
+        if up:
+            self._roll_call = self._loop.create_task(
+                self._bus.publish(subjects.ROLL_CALL, RollCall("observer"))
+            )
 
     def _on_info(self, info: NodeInfo) -> None:
         self.infos[info.ref.node] = info
