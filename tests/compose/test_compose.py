@@ -1,4 +1,4 @@
-"""The compose file, built and run: two prefill and two decode containers (issue 2, bar 10)."""
+"""The compose file, built and run: two prefill and two decode containers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_scaled_services_are_nodes_of_their_own(cluster: Stack) -> None:
     cluster.wait_healthy()
 
 
-def test_pitfall_7_8_the_readmes_curl_line_works(cluster: Stack) -> None:
+def test_the_readmes_curl_line_works(cluster: Stack) -> None:
     answer = subprocess.run(
         ["bash", "-c", curl_line(cluster.url)],
         capture_output=True, text=True, timeout=120, check=False,
@@ -105,7 +105,7 @@ def _ready(node: dict[str, object]) -> bool:
     return node["stage"] == "ready"
 
 
-def test_pitfall_7_6_a_configuration_error_has_its_own_exit_code(cluster: Stack) -> None:
+def test_a_configuration_error_has_its_own_exit_code(cluster: Stack) -> None:
     done = subprocess.run(
         ["docker", "run", "--rm", "--env", "TSUKIMI_DECODE_KV_BYTES=much", "tsukimi-decode"],
         capture_output=True, text=True, timeout=120, check=False,
@@ -114,7 +114,7 @@ def test_pitfall_7_6_a_configuration_error_has_its_own_exit_code(cluster: Stack)
     assert "TSUKIMI_DECODE_KV_BYTES" in done.stderr
 
 
-async def test_pitfall_7_3_compose_stop_ends_every_service_in_good_order(cluster: Stack) -> None:
+async def test_compose_stop_ends_every_service_in_good_order(cluster: Stack) -> None:
     """Answers that are under way end within the grace, then every process exits with 0. The last test: all is stopped."""
 
     def stop() -> None:

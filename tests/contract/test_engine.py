@@ -151,7 +151,7 @@ def test_sampling_that_looks_back_is_the_same_alone_and_in_a_batch(run: Sequence
     assert not {257, 101} & set(alone[5])
 
 
-def test_pitfall_1_20_a_sequence_with_bad_sampling_fails_alone(run: Sequences) -> None:
+def test_a_sequence_with_bad_sampling_fails_alone(run: Sequences) -> None:
     pages = run.pages(20), run.pages(20)
     bad = SamplingParams(temperature=0.0, logit_bias=((1 << 20, 1.0),))
     good = SamplingParams(temperature=0.0)
@@ -175,7 +175,7 @@ def test_a_prefix_from_other_pages_gives_the_same_answer(run: Sequences) -> None
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_pitfall_2_1_a_full_hit_computes_the_last_token_again(run: Sequences, k: int) -> None:
+def test_a_full_hit_computes_the_last_token_again(run: Sequences, k: int) -> None:
     length = k * run.engine.spec.layout.block_tokens
     pages = run.pages(length)
     cold = run.prefill(prompt(length), pages)
@@ -252,7 +252,7 @@ def test_logprobs_come_when_asked_for(run: Sequences) -> None:
     assert bare.logprobs[0].top == ()
 
 
-def test_pitfall_1_20_a_bad_sequence_fails_alone(run: Sequences) -> None:
+def test_a_bad_sequence_fails_alone(run: Sequences) -> None:
     good = [step("a", 0, prompt(10, 1), run.pages(10)), step("c", 0, prompt(12, 2), run.pages(12))]
     expected = run.engine.run(good)
     bad: list[SequenceStep] = [

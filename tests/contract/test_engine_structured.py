@@ -136,7 +136,7 @@ def test_a_state_made_anew_from_the_tokens_goes_on_the_same(talk: Talk, engine: 
 
 
 def test_neighbours_change_no_token(talk: Talk, engine: Engine) -> None:
-    """Issue 3, bar 8: of greedy and seeded ones, held to a grammar or not."""
+    """Of greedy and seeded ones, held to a grammar or not."""
     samples = [
         held(engine, "json_schema", schema(Town)),
         GREEDY,
@@ -149,7 +149,7 @@ def test_neighbours_change_no_token(talk: Talk, engine: Engine) -> None:
     assert [talk.answers("Once upon a time ", [sample], most=30)[0] for sample in samples] == together
 
 
-def test_pitfall_1_21_an_impossible_grammar_fails_alone(talk: Talk, engine: Engine) -> None:
+def test_an_impossible_grammar_fails_alone(talk: Talk, engine: Engine) -> None:
     prompt = talk.encode("The end of the road")
     bad = [("regex", "a("), ("json_schema", '{"$ref": "#"}'), ("choice", '["x"]')]
     steps = []
@@ -163,7 +163,7 @@ def test_pitfall_1_21_an_impossible_grammar_fails_alone(talk: Talk, engine: Engi
     assert good.tokens == talk.run.prefill(prompt, talk.run.pages(len(prompt))).tokens
 
 
-def test_pitfall_1_20_who_leaves_no_token_is_told_so_and_fails_alone(talk: Talk, engine: Engine) -> None:
+def test_who_leaves_no_token_is_told_so_and_fails_alone(talk: Talk, engine: Engine) -> None:
     prompt = talk.encode("The end of the road")
     starts = {talk.encode(start)[0] for start in ("y", "ye", "yes")}
     bias = tuple((id_, -100.0) for id_ in starts)

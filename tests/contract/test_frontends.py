@@ -43,7 +43,7 @@ def user(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-async def test_pitfall_1_10_chats_are_the_same_by_every_route(house: House) -> None:
+async def test_chats_are_the_same_by_every_route(house: House) -> None:
     got = await house.ask_all("chat", user("<<say:The moon 月 is out 😀>>"))
     assert got.texts == ["The moon 月 is out 😀"]
     assert got.finishes == ["stop"]
@@ -52,14 +52,14 @@ async def test_pitfall_1_10_chats_are_the_same_by_every_route(house: House) -> N
     assert got.usage["total_tokens"] == got.usage["prompt_tokens"] + got.usage["completion_tokens"]
 
 
-async def test_pitfall_1_10_completions_are_the_same_by_every_route(house: House) -> None:
+async def test_completions_are_the_same_by_every_route(house: House) -> None:
     got = await house.ask_all("completion", {"prompt": "abc", "max_tokens": 20, "seed": 5})
     assert got.finishes == ["length"]
     assert got.usage is not None
     assert got.usage["completion_tokens"] == 20
 
 
-async def test_pitfall_1_10_stop_strings_are_the_same_by_every_route(house: House) -> None:
+async def test_stop_strings_are_the_same_by_every_route(house: House) -> None:
     body = user("<<say:ABCDEFGHIJKLMNOP>>") | {"stop": ["DEFGHIJ", "zz"], "logprobs": True}
     got = await house.ask_all("chat", body)
     assert got.texts == ["ABC"]
@@ -69,7 +69,7 @@ async def test_pitfall_1_10_stop_strings_are_the_same_by_every_route(house: Hous
     assert got.usage["completion_tokens"] == len("ABCDEFGHIJ")
 
 
-async def test_pitfall_1_10_a_stop_string_met_by_the_first_token(house: House) -> None:
+async def test_a_stop_string_met_by_the_first_token(house: House) -> None:
     got = await house.ask_all("chat", user("<<say:ABC>>") | {"stop": "A"})
     assert got.texts == [""]
     assert got.usage is not None
@@ -106,7 +106,7 @@ async def test_penalties_and_bans_are_the_same_by_every_route(house: House) -> N
     assert plain.texts[0][5] not in ended.texts[0][6:]
 
 
-async def test_pitfall_3_8_several_choices_are_the_same_by_every_route(house: House) -> None:
+async def test_several_choices_are_the_same_by_every_route(house: House) -> None:
     body = {"prompt": ["abc", "xyz"], "n": 3, "max_tokens": 12, "seed": 9, "temperature": 1.0}
     got = await house.ask_all("completion", body)
     assert len(got.texts) == 6
@@ -118,7 +118,7 @@ async def test_pitfall_3_8_several_choices_are_the_same_by_every_route(house: Ho
     assert alone.texts == got.texts[:1]
 
 
-async def test_pitfall_3_11_every_token_has_its_logprob(house: House) -> None:
+async def test_every_token_has_its_logprob(house: House) -> None:
     got = await house.ask_all(
         "chat", user("words") | {"max_tokens": 9, "logprobs": True, "top_logprobs": 3, "seed": 1}
     )
@@ -130,7 +130,7 @@ async def test_pitfall_3_11_every_token_has_its_logprob(house: House) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-async def test_pitfall_3_10_counts_are_exact(house: House, most: int) -> None:
+async def test_counts_are_exact(house: House, most: int) -> None:
     got = await house.ask_all("completion", {"prompt": "abc", "max_tokens": most, "temperature": 0})
     assert got.usage is not None
     assert got.usage["completion_tokens"] == most
@@ -142,7 +142,7 @@ async def test_pitfall_3_10_counts_are_exact(house: House, most: int) -> None:
     assert (local.texts, local.finishes, local.usage) == (got.texts, got.finishes, got.usage)
 
 
-async def test_pitfall_3_9_eos_as_the_first_token(house: House) -> None:
+async def test_eos_as_the_first_token(house: House) -> None:
     got = await house.ask_all("chat", user("<<say:>>"))
     assert got.texts == [""]
     assert got.finishes == ["stop"]
@@ -160,7 +160,7 @@ async def test_ignore_eos_goes_on_to_the_end(house: House) -> None:
     assert got.texts[0].startswith("ab")
 
 
-async def test_pitfall_3_12_cached_tokens_are_what_prefill_reused(house: House) -> None:
+async def test_cached_tokens_are_what_prefill_reused(house: House) -> None:
     house.cluster.prefills[0].warm_tokens = 1 << 20
     got = await house.ask_all("completion", {"prompt": "abcdef", "max_tokens": 2, "temperature": 0})
     assert got.usage is not None

@@ -149,7 +149,7 @@ async def leave(server: NatsServer, data: bytes, how: str, after: int) -> None:
 
 @pytest.mark.parametrize("how", ["unsubscribe", "close"])
 @pytest.mark.parametrize("after", [0, 4])
-async def test_pitfall_1_28_a_caller_that_is_gone_frees_the_nodes(
+async def test_a_caller_that_is_gone_frees_the_nodes(
     cluster: FakeCluster, server: NatsServer, how: str, after: int
 ) -> None:
     """In prefill, where nothing but signs of life could tell, and while tokens come."""
@@ -204,7 +204,7 @@ TOO_LARGE: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize(("body", "limit", "what"), TOO_LARGE, ids=[what for _, _, what in TOO_LARGE])
-async def test_pitfall_6_1_what_is_too_large_is_told_with_both_sizes(
+async def test_what_is_too_large_is_told_with_both_sizes(
     body: dict[str, Any], limit: str, what: str, as_json: bool
 ) -> None:
     encode: Any = msgspec.json.encode if as_json else msgspec.msgpack.encode

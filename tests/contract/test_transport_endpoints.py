@@ -126,7 +126,7 @@ async def test_an_unknown_landing_is_refused(transport: str) -> None:
         assert "is not open here" in reply.error
 
 
-async def test_pitfall_3_8_a_landing_has_one_writer_ever(transport: str) -> None:
+async def test_a_landing_has_one_writer_ever(transport: str) -> None:
     commits = Commits()
     async with (
         site("p", transport) as first,
@@ -294,7 +294,7 @@ async def test_nobody_there_is_an_answer_not_an_exception(transport: str) -> Non
 @pytest.mark.parametrize(
     ("field", "value"), [("dtype", "bfloat16"), ("layers", 4), ("block_tokens", 8), ("kv_heads", 1)]
 )
-async def test_pitfall_3_13_another_layout_is_refused_naming_both(
+async def test_another_layout_is_refused_naming_both(
     transport: str, field: str, value: object
 ) -> None:
     other: KVLayout = msgspec.structs.replace(LAYOUT, **{field: value})
@@ -309,7 +309,7 @@ async def test_pitfall_3_13_another_layout_is_refused_naming_both(
         assert far.endpoint.counters()["connections_refused"] >= 2
 
 
-async def test_pitfall_2_6_kv_of_another_namespace_is_refused_naming_both(transport: str) -> None:
+async def test_kv_of_another_namespace_is_refused_naming_both(transport: str) -> None:
     mine, theirs = b"\x01" * 16, b"\x02" * 16
     async with (
         site("p", transport, namespace=mine) as near,

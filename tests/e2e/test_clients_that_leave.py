@@ -66,7 +66,7 @@ def read_no_more(client: socket.socket) -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("leave", [reset, close, say_no_more, shut_both_sides])
-def test_pitfall_1_28_a_client_that_leaves_frees_the_only_slot(
+def test_a_client_that_leaves_frees_the_only_slot(
     house: Cluster, leave: Callable[[socket.socket], None], stream: bool, phase: Phase
 ) -> None:
     client = asked(house, phase, stream)
@@ -77,7 +77,7 @@ def test_pitfall_1_28_a_client_that_leaves_frees_the_only_slot(
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("leave", [hear_no_more, read_no_more])
-def test_pitfall_1_28_a_client_that_takes_nothing_frees_the_only_slot(
+def test_a_client_that_takes_nothing_frees_the_only_slot(
     house: Cluster, leave: Callable[[socket.socket], None], phase: Phase
 ) -> None:
     """A server can't tell it from one that waits before the connection is full: in prefill that is once tokens come."""
@@ -91,7 +91,7 @@ def test_pitfall_1_28_a_client_that_takes_nothing_frees_the_only_slot(
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_pitfall_1_28_a_websocket_that_is_gone_frees_the_only_slot(
+async def test_a_websocket_that_is_gone_frees_the_only_slot(
     house: Cluster, phase: Phase
 ) -> None:
     before = tokens_made(house)

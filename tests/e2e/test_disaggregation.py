@@ -1,4 +1,4 @@
-"""Prefill and decode really are apart: shown by the processes' own counters (issue 2, bar 4)."""
+"""Prefill and decode really are apart: shown by the processes' own counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster says what the model says, token for token, in float32 (issue 2, bar 5)."""
+"""The cluster says what the model says, token for token, in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is killed, a client sees a pause and then the very same text (issue 2, bar 8)."""
+"""Whatever is killed, a client sees a pause and then the very same text."""
 
 from __future__ import annotations
 

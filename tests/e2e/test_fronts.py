@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "body"), CASES)
-async def test_pitfall_1_10_every_front_gives_the_same(
+async def test_every_front_gives_the_same(
     house: Cluster, kind: str, body: dict[str, Any]
 ) -> None:
     first: Got | None = None
@@ -63,7 +63,7 @@ def _without_cache(usage: dict[str, Any] | None) -> dict[str, Any]:
         ({"guided_regex": "abc", "stop_token_ids": [98], "min_tokens": 3}, "min_tokens", ["a"]),
     ],
 )
-async def test_pitfall_1_20_a_request_that_leaves_no_token_is_told_which_field_does(
+async def test_a_request_that_leaves_no_token_is_told_which_field_does(
     house: Cluster, asked: dict[str, Any], param: str, told: list[str]
 ) -> None:
     """Before the first token with a status, later at the end of what there is; whoever is beside it is answered."""
@@ -106,7 +106,7 @@ async def test_the_official_client(house: Cluster) -> None:
             await client.chat.completions.create(model="toy", messages=[])
 
 
-async def test_pitfall_1_28_clients_that_leave_leave_nothing(house: Cluster) -> None:
+async def test_clients_that_leave_leave_nothing(house: Cluster) -> None:
     async def leave() -> None:
         body = {"model": "toy", "prompt": "for ever", "max_tokens": 2000, "stream": True}
         async with (
@@ -121,7 +121,7 @@ async def test_pitfall_1_28_clients_that_leave_leave_nothing(house: Cluster) -> 
     house.wait_idle()
 
 
-async def test_pitfall_7_3_a_gateway_told_to_stop_ends_its_streams_first(tmp_path: Any) -> None:
+async def test_a_gateway_told_to_stop_ends_its_streams_first(tmp_path: Any) -> None:
     with cluster(tmp_path, model="toy:step_ms=20") as house:
         front = HttpStream(house.url, house.nats.url)
         words = "on and on, " * 15 + "to the very end"  # seconds, so that a heartbeat tells of it

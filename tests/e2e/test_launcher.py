@@ -67,7 +67,7 @@ def test_dead_services_and_a_dead_nats_server_come_back(tmp_path: Path) -> None:
         wait_until(lambda: len(cluster.status()["nodes"]) == 5, 10.0, "all are on the bus again")
 
 
-def test_pitfall_7_5_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
     with launched(tmp_path / "run", *SMALL) as cluster:
         processes, port = cluster.processes(), nats_port(cluster)
         assert cluster.process is not None
@@ -81,7 +81,7 @@ def test_pitfall_7_5_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
         assert cluster.run("down").returncode == 0
 
 
-def test_pitfall_7_5_a_launcher_killed_while_starting_leaves_nothing(tmp_path: Path) -> None:
+def test_a_launcher_killed_while_starting_leaves_nothing(tmp_path: Path) -> None:
     cluster = LauncherProcess(tmp_path / "run", *SMALL)
     try:
         cluster.start()
@@ -96,7 +96,7 @@ def test_pitfall_7_5_a_launcher_killed_while_starting_leaves_nothing(tmp_path: P
         cluster.end()
 
 
-def test_pitfall_7_6_a_configuration_error_ends_the_cluster_and_says_why(tmp_path: Path) -> None:
+def test_a_configuration_error_ends_the_cluster_and_says_why(tmp_path: Path) -> None:
     cluster = LauncherProcess(tmp_path / "run", *SMALL, "--set", "decode.behaviour=config_error")
     try:
         cluster.start()
@@ -112,7 +112,7 @@ def test_pitfall_7_6_a_configuration_error_ends_the_cluster_and_says_why(tmp_pat
         cluster.end()
 
 
-def test_pitfall_7_6_a_service_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+def test_a_service_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     cluster = LauncherProcess(tmp_path / "run", *SMALL, "--set", "prefill.behaviour=crash")
     try:
         cluster.start()
@@ -124,7 +124,7 @@ def test_pitfall_7_6_a_service_that_never_gets_ready_is_given_up(tmp_path: Path)
         cluster.end()
 
 
-def test_pitfall_7_3_what_ignores_the_wish_to_stop_is_killed(tmp_path: Path) -> None:
+def test_what_ignores_the_wish_to_stop_is_killed(tmp_path: Path) -> None:
     stubborn = ["--set", "decode.behaviour=stubborn", "--set", "decode.grace_s=0"]
     with launched(tmp_path / "run", *SMALL, *stubborn) as cluster:
         processes = cluster.processes()
@@ -161,7 +161,7 @@ def test_logs_are_printed_by_name(tmp_path: Path) -> None:
         assert "there are cache-0, conductor-0" in cluster.run("logs", "router-0").stderr
 
 
-def test_pitfall_7_8_a_mistake_in_the_options_is_one_sentence(tmp_path: Path) -> None:
+def test_a_mistake_in_the_options_is_one_sentence(tmp_path: Path) -> None:
     cluster = LauncherProcess(tmp_path / "run", *SMALL)
     for mistake in (["--kv-memory", "much"], ["--set", "decode"], ["--use", "x=y"], ["--kv-memory", "9999G"]):
         done = cluster.run("up", *SMALL, *mistake)

@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         yield running
 
 
-def test_pitfall_7_1_ready_means_that_the_model_answers(tmp_path: Path) -> None:
+def test_ready_means_that_the_model_answers(tmp_path: Path) -> None:
     """Polled from the first moment on: no 200 of /ready before a completion works, no model before there is one."""
     launcher = LauncherProcess(tmp_path / "run", *TOY)
     url = f"http://127.0.0.1:{launcher.port}"
@@ -54,7 +54,7 @@ def test_pitfall_7_1_ready_means_that_the_model_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["decode-0", "prefill-0", "cache-0", "conductor-0"])
-async def test_pitfall_7_3_sigterm_under_load_fails_no_request(cluster: Launched, victim: str) -> None:
+async def test_sigterm_under_load_fails_no_request(cluster: Launched, victim: str) -> None:
     """20 requests a second; the node drains, ends with 0, comes back; every answer is whole."""
     answers: list[Answer] = []
     old = cluster.pid(victim)
@@ -73,7 +73,7 @@ async def test_pitfall_7_3_sigterm_under_load_fails_no_request(cluster: Launched
     cluster.wait_idle()
 
 
-def test_pitfall_7_3_a_gateway_told_to_stop_finishes_its_streams(tmp_path: Path) -> None:
+def test_a_gateway_told_to_stop_finishes_its_streams(tmp_path: Path) -> None:
     """`tsukimi down` in the middle of eight answers: they end whole, then everything is gone."""
     with launched(tmp_path / "run", *TOY) as cluster:
         answers = [Answer() for _ in range(8)]
@@ -93,7 +93,7 @@ def test_pitfall_7_3_a_gateway_told_to_stop_finishes_its_streams(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_pitfall_5_11_twenty_killed_lives_leave_nothing_in_shared_memory(cluster: Launched) -> None:
+def test_twenty_killed_lives_leave_nothing_in_shared_memory(cluster: Launched) -> None:
     before = set(os.listdir("/dev/shm"))
     for i in range(20):
         victim = ("cache-0", "prefill-0", "decode-0", "decode-1")[i % 4]
@@ -103,7 +103,7 @@ def test_pitfall_5_11_twenty_killed_lives_leave_nothing_in_shared_memory(cluster
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_pitfall_7_5_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
     with launched(tmp_path / "run", *TOY) as cluster:
         launcher = LauncherProcess(cluster.run_dir)
         processes = launcher.processes()

@@ -1,4 +1,4 @@
-"""The next turn of a conversation finds its KVCache (issue 2, bar 6)."""
+"""The next turn of a conversation finds its KVCache."""
 
 from __future__ import annotations
 

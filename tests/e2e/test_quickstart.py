@@ -1,4 +1,4 @@
-"""The README's two commands, typed as they stand (issue 2, bar 1)."""
+"""The README's two commands, typed as they stand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_pitfall_7_8_make_up_then_curl_then_ctrl_c(tmp_path: Path) -> None:
+def test_make_up_then_curl_then_ctrl_c(tmp_path: Path) -> None:
     run_dir, port, log = RunDir(tmp_path / "run"), free_port(), tmp_path / "make.log"
     before = set(os.listdir("/dev/shm"))
     arguments = f"ARGS=--port {port} --run-dir {run_dir.path}"

@@ -108,7 +108,7 @@ def prompt(request: TraceRequest) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_pitfall_9_5_simulator_and_live_run_have_the_same_hit_rate(
+async def test_simulator_and_live_run_have_the_same_hit_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PRESETS, "toy", TOY)

@@ -1,4 +1,4 @@
-"""A hundred streams leave nothing behind (issue 2, bar 7)."""
+"""A hundred streams leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer looks as an OpenAI client asked it to look, whatever dies meanwhile (issue 3, item 5 and bar 8)."""
+"""An answer looks as an OpenAI client asked it to look, whatever dies meanwhile."""
 
 from __future__ import annotations
 

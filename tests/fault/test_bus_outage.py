@@ -50,7 +50,7 @@ async def find(server: NatsServer, *buses: NatsBus) -> None:
     await until(lambda: all(bus.connected for bus in buses))
 
 
-async def test_pitfall_6_6_a_bus_opened_before_its_server_waits_and_says_so(server: NatsServer) -> None:
+async def test_a_bus_opened_before_its_server_waits_and_says_so(server: NatsServer) -> None:
     await asyncio.to_thread(server.stop)
     with structlog.testing.capture_logs() as lines:
         connecting = asyncio.ensure_future(connect(server.url, name="early"))
@@ -72,7 +72,7 @@ async def test_a_malformed_url_is_invalid_at_once() -> None:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-async def test_pitfall_6_10_after_an_outage_of_3_seconds_everything_is_subscribed_again(
+async def test_after_an_outage_of_3_seconds_everything_is_subscribed_again(
     server: NatsServer, bus: NatsBus, kill: bool
 ) -> None:
     other = await connect(server.url, name="other")

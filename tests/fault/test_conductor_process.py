@@ -207,7 +207,7 @@ async def test_it_places_by_what_it_hears_and_its_recording_replays(
     assert result.events > 100
 
 
-async def test_pitfall_4_11_killed_and_restarted_it_knows_everything_again(
+async def test_killed_and_restarted_it_knows_everything_again(
     cluster: Cluster, conductor: ConductorProcess
 ) -> None:
     conductor.start()
@@ -227,7 +227,7 @@ async def test_pitfall_4_11_killed_and_restarted_it_knows_everything_again(
     assert (result.difference, result.restarts) == (None, 1)
 
 
-async def test_pitfall_6_8_a_lost_event_is_mended(cluster: Cluster, conductor: ConductorProcess) -> None:
+async def test_a_lost_event_is_mended(cluster: Cluster, conductor: ConductorProcess) -> None:
     conductor.start()
     await cluster.placed()
     head = keys(*range(1, 21))
@@ -236,7 +236,7 @@ async def test_pitfall_6_8_a_lost_event_is_mended(cluster: Cluster, conductor: C
     await cluster.cached_becomes(5, *head)
 
 
-async def test_pitfall_4_1_a_silent_node_gets_no_work_and_returns_when_heard(
+async def test_a_silent_node_gets_no_work_and_returns_when_heard(
     cluster: Cluster, conductor: ConductorProcess
 ) -> None:
     conductor.start(**{"lost-after-s": "0.5"})
@@ -247,7 +247,7 @@ async def test_pitfall_4_1_a_silent_node_gets_no_work_and_returns_when_heard(
     await cluster.placed()
 
 
-async def test_pitfall_6_10_after_a_bus_outage_it_goes_on(
+async def test_after_a_bus_outage_it_goes_on(
     cluster: Cluster, conductor: ConductorProcess, nats: NatsServer
 ) -> None:
     conductor.start()

@@ -135,7 +135,7 @@ async def test_the_first_layout_stays_and_others_are_refused_loudly(one: Cluster
         assert (await foreign.endpoint.fetch(ref_of(one), NAMESPACE, KEYS[:1], [0])).blocks == 0
 
 
-async def test_pitfall_5_6_a_writer_that_hangs_loses_its_put_to_the_next(
+async def test_a_writer_that_hangs_loses_its_put_to_the_next(
     one: Cluster, transport: str
 ) -> None:
     async with site("p", transport) as hanging, site("q", transport) as next_one:
@@ -180,7 +180,7 @@ async def test_many_writers_and_readers_at_once_in_a_small_pool(one: Cluster, tr
     await eventually(lambda: one.loads["cache-0"].kv_blocks_held == 0)
 
 
-async def test_pitfall_5_11_kill_9_and_restart_twenty_times_leaves_nothing_and_an_empty_pool(
+async def test_kill_9_and_restart_twenty_times_leaves_nothing_and_an_empty_pool(
     one: Cluster,
 ) -> None:
     def shared_files() -> set[str]:

@@ -44,7 +44,7 @@ async def hand_over(near: Site, far: Site, blocks: int) -> tuple[LandingCommit, 
 
 
 @pytest.mark.parametrize("which", [0, 5, 11])
-async def test_pitfall_3_5_a_lost_slice_is_never_taken_for_a_whole_block(transport: str, which: int) -> None:
+async def test_a_lost_slice_is_never_taken_for_a_whole_block(transport: str, which: int) -> None:
     async with site("p", transport) as near, site("d", transport, faults=nth(which, Fault(drop=True))) as far:
         commit, error = await hand_over(near, far, 4)
         assert not commit.ok
@@ -52,7 +52,7 @@ async def test_pitfall_3_5_a_lost_slice_is_never_taken_for_a_whole_block(transpo
 
 
 @pytest.mark.parametrize("which", [0, 5, 11])
-async def test_pitfall_3_5_a_corrupt_slice_is_named_and_not_decoded_on(transport: str, which: int) -> None:
+async def test_a_corrupt_slice_is_named_and_not_decoded_on(transport: str, which: int) -> None:
     faults = nth(which, Fault(corrupt=True))
     async with site("p", transport) as near, site("d", transport, faults=faults) as far:
         for page in range(4):
@@ -88,7 +88,7 @@ async def test_a_connection_cut_in_a_transfer_fails_the_landing_and_the_stream(t
 
 
 @pytest.mark.parametrize(("fault", "word"), [(Fault(drop=True), "missing"), (Fault(corrupt=True), "corrupt")])
-async def test_pitfall_3_5_a_fetch_ends_before_the_first_bad_block(
+async def test_a_fetch_ends_before_the_first_bad_block(
     transport: str, fault: Fault, word: str
 ) -> None:
     which = 2 * LAYOUT.layers + 1
@@ -120,7 +120,7 @@ async def test_a_fetch_cut_in_the_middle_keeps_what_was_verified(transport: str)
         await eventually(lambda: not pool.leases, "the lease of the lost reader is given back")
 
 
-async def test_pitfall_3_15_pages_that_change_under_a_read_are_a_miss(transport: str) -> None:
+async def test_pages_that_change_under_a_read_are_a_miss(transport: str) -> None:
     """What happens when a lease ends before the reader does: the pages get other contents."""
     async with (
         site("p", transport) as writer,
@@ -149,7 +149,7 @@ async def test_a_corrupt_block_is_not_stored_in_the_pool(transport: str) -> None
         assert {key for _, key in pool.held} == {KEYS[0], KEYS[2]}
 
 
-async def test_pitfall_3_4_a_slow_writer_never_writes_into_the_new_owners_pages(transport: str) -> None:
+async def test_a_slow_writer_never_writes_into_the_new_owners_pages(transport: str) -> None:
     """Landings are closed at random moments of a transfer, and their pages get a new owner at once."""
     rng = random.Random(1)
     slow: Faults = lambda n: Fault(delay_s=0.002) if n % 7 == 0 else None  # noqa: E731
@@ -170,7 +170,7 @@ async def test_pitfall_3_4_a_slow_writer_never_writes_into_the_new_owners_pages(
             assert [far.read(page) for page in (1, 2, 3)] == owned
 
 
-async def test_pitfall_3_4_a_writer_stuck_in_the_middle_of_a_slice_is_cut_off() -> None:
+async def test_a_writer_stuck_in_the_middle_of_a_slice_is_cut_off() -> None:
     told: list[LandingCommit] = []
     async with site("d", "tcp") as far:
         far.endpoint.open_landing(LANDING, [0], told.append)

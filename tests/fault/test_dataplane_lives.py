@@ -70,7 +70,7 @@ async def test_kill_9_of_a_pool_is_a_miss(transport: str, tmp_path: Path) -> Non
             assert gone.error
 
 
-async def test_pitfall_2_3_keys_are_equal_in_processes_with_other_hash_seeds(
+async def test_keys_are_equal_in_processes_with_other_hash_seeds(
     transport: str, tmp_path: Path
 ) -> None:
     """Written under one PYTHONHASHSEED, found under two others."""
@@ -87,7 +87,7 @@ async def test_pitfall_2_3_keys_are_equal_in_processes_with_other_hash_seeds(
         assert result.blocks == len(PROMPT_KEYS)
 
 
-async def test_pitfall_3_16_another_life_under_the_same_name_is_never_taken_for_the_old_one(
+async def test_another_life_under_the_same_name_is_never_taken_for_the_old_one(
     transport: str, tmp_path: Path
 ) -> None:
     async with site("p", transport) as near:

@@ -52,7 +52,7 @@ async def undisturbed_and(
     assert [await task for task in running] == expected
 
 
-async def test_pitfall_4_1_a_decode_node_is_killed(cluster: FakeCluster) -> None:
+async def test_a_decode_node_is_killed(cluster: FakeCluster) -> None:
     async def kill() -> None:
         await cluster.decodes[0].stop()
 
@@ -61,7 +61,7 @@ async def test_pitfall_4_1_a_decode_node_is_killed(cluster: FakeCluster) -> None
     assert cluster.sample("tsukimi_gateway_events_total", event="retries") >= 1
 
 
-async def test_pitfall_3_16_a_decode_node_comes_back_under_its_name(cluster: FakeCluster) -> None:
+async def test_a_decode_node_comes_back_under_its_name(cluster: FakeCluster) -> None:
     async def restart() -> None:
         await cluster.decodes[0].stop()
         node = await cluster.add_decode("decode-0")
@@ -81,7 +81,7 @@ async def test_the_only_decode_node_is_down_for_a_while() -> None:
         await undisturbed_and(cluster, restart)
 
 
-async def test_pitfall_6_11_a_prefill_node_is_killed_with_jobs_waiting(cluster: FakeCluster) -> None:
+async def test_a_prefill_node_is_killed_with_jobs_waiting(cluster: FakeCluster) -> None:
     expected = [await ask(cluster, seed=seed) for seed in range(6)]
     for node in cluster.prefills:
         node.token_s = 3600.0
@@ -154,7 +154,7 @@ async def test_a_full_decode_node_is_passed_over(cluster: FakeCluster) -> None:
     assert not cluster.prefills[0].work
 
 
-async def test_pitfall_3_1_a_refused_prefill_frees_the_reservation(cluster: FakeCluster) -> None:
+async def test_a_refused_prefill_frees_the_reservation(cluster: FakeCluster) -> None:
     for node in cluster.prefills:
         node.refuse = Unavailable("not now")
     waiting = asyncio.create_task(ask(cluster))
@@ -179,7 +179,7 @@ async def test_time_runs_out_with_an_error_that_says_so() -> None:
 # -- the bus ---------------------------------------------------------------------------------------------------------
 
 
-async def test_pitfall_6_10_nats_server_is_killed_and_comes_back() -> None:
+async def test_nats_server_is_killed_and_comes_back() -> None:
     async with nats_server() as server, nats_cluster(server, **QUICK) as cluster:
 
         async def restart() -> None:

@@ -46,7 +46,7 @@ def test_all_is_well_whatever_the_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_pitfall_3_4_and_3_5_no_fault_changes_a_token(seed: int) -> None:
+def test_and_3_5_no_fault_changes_a_token(seed: int) -> None:
     world = World(seed, trouble=0.08)
     requests(world, 10)
     world.run()
@@ -54,7 +54,7 @@ def test_pitfall_3_4_and_3_5_no_fault_changes_a_token(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pitfall_4_5_cancels_at_any_moment_leave_nothing_behind(seed: int) -> None:
+def test_cancels_at_any_moment_leave_nothing_behind(seed: int) -> None:
     world = World(seed, trouble=0.02, pages=16)
     requests(world, 4)
     for _ in range(40):
@@ -67,7 +67,7 @@ def test_pitfall_4_5_cancels_at_any_moment_leave_nothing_behind(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_pitfall_7_3_a_drain_ends_whatever_is_going_on(seed: int) -> None:
+def test_a_drain_ends_whatever_is_going_on(seed: int) -> None:
     world = World(seed, trouble=0.03)
     requests(world, 8)
     for _ in range(world.rng.randrange(200)):

@@ -94,7 +94,7 @@ async def test_the_way_of_a_request_and_its_second_turn(gateway: HandGateway) ->
     assert cluster.counter("prefill-1", "prompt_tokens_computed") == len(second) - known * BLOCK
 
 
-async def test_pitfall_3_10_and_2_1_every_length_by_every_way(cluster: HandGateway) -> None:
+async def test_and_2_1_every_length_by_every_way(cluster: HandGateway) -> None:
     for tokens in (1, 2, 15, 16, 17, 31, 32, 33, 48, 49):
         prompt = prompt_of(tokens, tokens)
         want = reference(prompt, 3)
@@ -139,7 +139,7 @@ async def test_a_scripted_failure_ends_that_request_alone(cluster: HandGateway) 
     await cluster.idle("prefill-0", "decode-0")
 
 
-async def test_pitfall_3_9_eos_as_the_first_token(cluster: HandGateway) -> None:
+async def test_eos_as_the_first_token(cluster: HandGateway) -> None:
     attempt = await cluster.submit(list(b"<<say:>>"), 20)
     await cluster.ended(attempt)
     assert (cluster.said(attempt), cluster.finish(attempt)) == ([257], "stop")
@@ -147,7 +147,7 @@ async def test_pitfall_3_9_eos_as_the_first_token(cluster: HandGateway) -> None:
     await cluster.idle("prefill-0", "decode-0")
 
 
-async def test_pitfall_3_1_cancels_free_everything(gateway: HandGateway) -> None:
+async def test_cancels_free_everything(gateway: HandGateway) -> None:
     gateway.workers.start("prefill-0", model="toy:prefill_us=2000", chunk_tokens=32)
     gateway.workers.start("decode-0", model="toy:step_ms=10")
     await gateway.ready("prefill-0", "decode-0")
@@ -161,7 +161,7 @@ async def test_pitfall_3_1_cancels_free_everything(gateway: HandGateway) -> None
     assert await gateway.answer(prompt_of(30), 5) == reference(prompt_of(30), 5)
 
 
-async def test_pitfall_6_11_a_gateway_that_is_gone_owns_nothing(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_gateway_that_is_gone_owns_nothing(nats: NatsServer, tmp_path: Path) -> None:
     async with hand_gateway(tmp_path, nats.url) as gateway:
         gateway.workers.start("decode-0", model="toy:step_ms=10", gateway_lease_s=1.0)
         await gateway.ready("decode-0")
@@ -172,7 +172,7 @@ async def test_pitfall_6_11_a_gateway_that_is_gone_owns_nothing(nats: NatsServer
         assert gateway.counter("decode-0", "orphaned") == 1
 
 
-async def test_pitfall_3_5_a_lost_prefill_node_moves_its_attempts_and_decode_answers_syncs(
+async def test_a_lost_prefill_node_moves_its_attempts_and_decode_answers_syncs(
     gateway: HandGateway,
 ) -> None:
     gateway.workers.start("prefill-0", model="toy:prefill_us=5000", chunk_tokens=16)
@@ -193,7 +193,7 @@ async def test_pitfall_3_5_a_lost_prefill_node_moves_its_attempts_and_decode_ans
     assert (state.state, state.delta and state.delta.tokens) == ("finished", tuple(gateway.said(again)[4:]))
 
 
-async def test_pitfall_3_4_a_lost_decode_node_moves_what_is_handed_to_it(gateway: HandGateway) -> None:
+async def test_a_lost_decode_node_moves_what_is_handed_to_it(gateway: HandGateway) -> None:
     gateway.workers.start("prefill-0", model="toy:prefill_us=2000", chunk_tokens=32)
     gateway.workers.start("decode-0")
     await gateway.ready("prefill-0", "decode-0")
@@ -217,7 +217,7 @@ async def test_a_lost_cache_node_costs_its_blocks_and_nothing_more(cluster: Hand
     await cluster.idle("prefill-1", "decode-0")
 
 
-async def test_pitfall_3_16_another_life_answers_unavailable(cluster: HandGateway) -> None:
+async def test_another_life_answers_unavailable(cluster: HandGateway) -> None:
     spec = cluster.infos["prefill-0"].model
     assert spec is not None
     job = PrefillJob("a/0/0", "gateway-0", "g", "earlier-life", spec.namespace, b"a\0\0\0", (), GREEDY, 1)
@@ -226,7 +226,7 @@ async def test_pitfall_3_16_another_life_answers_unavailable(cluster: HandGatewa
     assert (refused.value.code, refused.value.retryable) == ("unavailable", True)
 
 
-async def test_pitfall_7_3_sigterm_finishes_short_answers_and_moves_long_ones(gateway: HandGateway) -> None:
+async def test_sigterm_finishes_short_answers_and_moves_long_ones(gateway: HandGateway) -> None:
     gateway.workers.start("cache-0")
     gateway.workers.start("decode-0", model="toy:step_ms=10", grace_s=3.0)
     await gateway.ready("cache-0", "decode-0")
@@ -252,7 +252,7 @@ async def test_pitfall_7_3_sigterm_finishes_short_answers_and_moves_long_ones(ga
     assert gateway.cached(attempt) == known * BLOCK
 
 
-async def test_pitfall_6_10_decoding_goes_on_while_the_bus_is_gone(
+async def test_decoding_goes_on_while_the_bus_is_gone(
     nats: NatsServer, gateway: HandGateway
 ) -> None:
     gateway.workers.start("decode-0", model="toy:step_ms=5", gateway_lease_s=1.0)
@@ -270,7 +270,7 @@ async def test_pitfall_6_10_decoding_goes_on_while_the_bus_is_gone(
     assert answer == reference(prompt_of(20), 400)
 
 
-async def test_pitfall_7_1_ready_only_after_a_token_and_not_while_wedged(gateway: HandGateway) -> None:
+async def test_ready_only_after_a_token_and_not_while_wedged(gateway: HandGateway) -> None:
     gateway.workers.start("decode-0", model="toy:prefill_us=20000", wedged_after_s=0.5, chunk_tokens=256)
     await gateway.until(lambda: "decode-0" in gateway.infos, "it announces itself while it starts")
     await gateway.ready("decode-0")
@@ -284,7 +284,7 @@ async def test_pitfall_7_1_ready_only_after_a_token_and_not_while_wedged(gateway
     await gateway.ready("decode-0")
 
 
-async def test_pitfall_7_6_what_can_not_work_exits_with_the_configuration_code(gateway: HandGateway) -> None:
+async def test_what_can_not_work_exits_with_the_configuration_code(gateway: HandGateway) -> None:
     for node, fields in (("prefill-0", {"model": "no/such/model"}), ("decode-0", {"kv_bytes": 10})):
         gateway.workers.start(node, **fields)
         process = gateway.workers.processes.pop(node)

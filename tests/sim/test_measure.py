@@ -16,7 +16,7 @@ def requests(count: int) -> list[TraceRequest]:
     return [TraceRequest(i, float(i), 1000, 10, ()) for i in range(count)]
 
 
-def test_pitfall_9_1_failures_are_counted_apart_and_in_no_time() -> None:
+def test_failures_are_counted_apart_and_in_no_time() -> None:
     measures = Measures(requests(10))
     for i in range(9):
         measures.delivered(i, Deliver(0, (1,)), i + 2.0)

@@ -89,7 +89,7 @@ def ten_blocks(at_ms: int) -> bytes:
     return b'{"timestamp": %d, "input_length": 5000, "output_length": 2, "hash_ids": %s}' % (at_ms, ids)
 
 
-def test_pitfall_9_5_blocks_are_hit_only_once_they_exist() -> None:
+def test_blocks_are_hit_only_once_they_exist() -> None:
     together = report(simulated([ten_blocks(0), ten_blocks(1)], prefill=2))
     apart = report(simulated([ten_blocks(0), ten_blocks(60_000)], prefill=2))
     assert together["cached_tokens"] == 0
@@ -97,7 +97,7 @@ def test_pitfall_9_5_blocks_are_hit_only_once_they_exist() -> None:
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 131_072])
-def test_pitfall_9_5_who_is_behind_on_the_same_node_waits_for_the_blocks_it_hits(chunk_tokens: int) -> None:
+def test_who_is_behind_on_the_same_node_waits_for_the_blocks_it_hits(chunk_tokens: int) -> None:
     """1 ms apart: what the second finds is what the first has computed by then, so its first token comes later."""
     cluster = simulated(
         [ten_blocks(0), ten_blocks(1)],

@@ -24,7 +24,7 @@ def test_a_row_becomes_a_request_with_keys_of_its_full_blocks() -> None:
     assert first.block_keys[0] == second.block_keys[0]
 
 
-def test_pitfall_9_3_64_bit_ids_are_kept_exactly() -> None:
+def test_64_bit_ids_are_kept_exactly() -> None:
     ids = [2**63 + 1, 2**32 + 7, 7, 2**64 - 1]
     (request,) = parse_trace([line(input_length=2048, hash_ids=ids)])
     assert [int.from_bytes(key, "big") for key in request.block_keys] == ids
@@ -48,7 +48,7 @@ def test_pitfall_9_3_64_bit_ids_are_kept_exactly() -> None:
         (b"{not json", "line 3"),
     ],
 )
-def test_pitfall_9_3_a_bad_row_is_named_by_its_line(bad: bytes, problem: str) -> None:
+def test_a_bad_row_is_named_by_its_line(bad: bytes, problem: str) -> None:
     with pytest.raises(Invalid) as caught:
         list(parse_trace([line(), b"", bad], name="t.jsonl"))
     assert "t.jsonl, line 3" in str(caught.value)

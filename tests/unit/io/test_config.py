@@ -102,7 +102,7 @@ def test_help_names_every_field_with_its_type_default_and_meaning() -> None:
     assert "TSUKIMI_DECODE_" in text
 
 
-def test_pitfall_7_10_secrets_are_redacted() -> None:
+def test_secrets_are_redacted() -> None:
     shown = redacted(load("--api-key", "hush", "--nats-url", "nats://me:hush@there:4222"))
     assert shown["api_key"] == "***"
     assert shown["nats_url"] == "nats://***@there:4222"

@@ -100,7 +100,7 @@ async def test_changes_are_told_soon_but_coalesced(world: World) -> None:
     await answers
 
 
-async def test_pitfall_6_10_it_announces_itself_again_after_an_outage(world: World) -> None:
+async def test_it_announces_itself_again_after_an_outage(world: World) -> None:
     await world.start_ready("--heartbeat-s", "3600")
     await asyncio.to_thread(world.nats.kill)
     await until(lambda: not world.bus.connected and "bus_lost" in world.events())
@@ -115,7 +115,7 @@ async def test_pitfall_6_10_it_announces_itself_again_after_an_outage(world: Wor
     assert await world.bus.request(SUBJECT, Echo("again"), Echo, 5.0) == Echo("again")
 
 
-async def test_pitfall_6_6_it_waits_for_a_server_that_starts_later_and_ends_at_once_if_told_to(
+async def test_it_waits_for_a_server_that_starts_later_and_ends_at_once_if_told_to(
     world: World,
 ) -> None:
     await asyncio.to_thread(world.nats.stop)
@@ -130,7 +130,7 @@ async def test_pitfall_6_6_it_waits_for_a_server_that_starts_later_and_ends_at_o
     await until(lambda: any(info.stage == "ready" for info in world.infos))
 
 
-async def test_pitfall_7_3_sigterm_finishes_what_runs(world: World) -> None:
+async def test_sigterm_finishes_what_runs(world: World) -> None:
     await world.start_ready()
     asked = asyncio.ensure_future(world.bus.request(SUBJECT, Echo("slow", after_s=0.5), Echo, 30.0))
     await until(lambda: world.loads and world.loads[-1].running == 1)
@@ -180,7 +180,7 @@ async def test_a_failed_start_ends_the_process_with_1(world: World) -> None:
 
 
 @pytest.mark.parametrize("flags", [["--fail", "config"], ["--heartbeat-s", "0"], ["--heartbeet-s", "1"]])
-async def test_pitfall_7_6_a_configuration_that_cannot_work_has_an_exit_code_of_its_own(
+async def test_a_configuration_that_cannot_work_has_an_exit_code_of_its_own(
     world: World, flags: list[str]
 ) -> None:
     world.start(*flags)
@@ -195,7 +195,7 @@ async def test_help_needs_no_server(world: World) -> None:
     assert "Time between heartbeats." in text
 
 
-async def test_pitfall_7_10_the_first_line_is_the_configuration_without_secrets(world: World) -> None:
+async def test_the_first_line_is_the_configuration_without_secrets(world: World) -> None:
     await world.start_ready("--api-key", "hush")
     first = json.loads(world.log.read_text().splitlines()[0])
     assert first["event"] == "service_configured"
@@ -204,7 +204,7 @@ async def test_pitfall_7_10_the_first_line_is_the_configuration_without_secrets(
     assert "hush" not in world.log.read_text()
 
 
-async def test_pitfall_7_5_also_while_it_waits_for_nats(world: World) -> None:
+async def test_also_while_it_waits_for_nats(world: World) -> None:
     await asyncio.to_thread(world.nats.stop)
     parent = spawn([sys.executable, "-c", "import time; time.sleep(3600)"], log=world.log)
     world.start("--parent-pid", str(parent.pid))
@@ -215,7 +215,7 @@ async def test_pitfall_7_5_also_while_it_waits_for_nats(world: World) -> None:
 
 
 @pytest.mark.parametrize("through_shell", [False, True])
-async def test_pitfall_7_5_it_ends_with_the_process_it_was_started_for(
+async def test_it_ends_with_the_process_it_was_started_for(
     world: World, through_shell: bool
 ) -> None:
     """The parent, killed with -9, starts it itself or through a shell that outlives it."""

@@ -19,12 +19,12 @@ def pieces(d: Detokenizer, ids: bytes) -> list[str]:
     return [*(d.push(i) for i in ids), d.finish()]
 
 
-def test_pitfall_1_13_an_emoji_in_four_tokens_comes_whole() -> None:
+def test_an_emoji_in_four_tokens_comes_whole() -> None:
     for d in (ByteDetokenizer(token_bytes), window()):
         assert pieces(d, "a😀b".encode()) == ["a", "", "", "", "😀", "b", ""]
 
 
-def test_pitfall_1_13_a_stream_that_ends_inside_a_character_ends_with_one_mark() -> None:
+def test_a_stream_that_ends_inside_a_character_ends_with_one_mark() -> None:
     for d in (ByteDetokenizer(token_bytes), window()):
         assert "".join(pieces(d, "漢😀".encode()[:-1])) == "漢" + REPLACEMENT
 
@@ -35,7 +35,7 @@ def test_special_tokens_have_no_text() -> None:
 
 
 @given(TEXTS)
-def test_pitfall_1_13_pieces_join_to_the_text(text: str) -> None:
+def test_pieces_join_to_the_text(text: str) -> None:
     for d in (ByteDetokenizer(token_bytes), window()):
         got = pieces(d, text.encode())
         assert "".join(got) == text
@@ -43,7 +43,7 @@ def test_pitfall_1_13_pieces_join_to_the_text(text: str) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_pitfall_1_13_any_bytes_give_what_decoding_them_at_once_gives(data: bytes) -> None:
+def test_any_bytes_give_what_decoding_them_at_once_gives(data: bytes) -> None:
     assert "".join(pieces(ByteDetokenizer(token_bytes), data)) == data.decode("utf-8", "replace")
 
 

@@ -55,7 +55,7 @@ def allowed(bits: bytes) -> set[int]:
         ("grammar", "", "root"),
     ],
 )
-def test_pitfall_1_21_what_is_no_grammar_is_told_why(kind: Any, text: str, says: str) -> None:
+def test_what_is_no_grammar_is_told_why(kind: Any, text: str, says: str) -> None:
     assert says in problem(Grammar(kind, text))
     with pytest.raises(GrammarError):
         follower().next("a", Grammar(kind, text), b"")

@@ -48,14 +48,14 @@ def text(folder: Path) -> TokenizerText:
     return TokenizerText(folder)
 
 
-def test_pitfall_1_26_a_chat_prompt_has_one_bos(text: TokenizerText) -> None:
+def test_a_chat_prompt_has_one_bos(text: TokenizerText) -> None:
     bos = text.encode("")[0]
     assert text.encode("hello").count(bos) == 1
     ids = text.render([{"role": "user", "content": "hello"}], {})
     assert ids.count(bos) == 1
 
 
-def test_pitfall_1_1_what_the_template_refuses_is_the_clients_error(text: TokenizerText) -> None:
+def test_what_the_template_refuses_is_the_clients_error(text: TokenizerText) -> None:
     with pytest.raises(Invalid, match="no clowns") as e:
         text.render([{"role": "clown", "content": "x"}], {})
     assert e.value.param == "messages"

@@ -16,7 +16,7 @@ def test_the_ratio_is_of_medians() -> None:
     assert (report.cold_ttft_s, report.warm_ttft_s, report.ratio) == (2.0, 0.5, 0.25)
 
 
-def test_pitfall_9_1_failures_are_counted_apart() -> None:
+def test_failures_are_counted_apart() -> None:
     report = summarise("m", 2000, 2, 1, [sample("cold", 2.0), sample("warm", 1.0), sample("warm", 1.0, 1)])
     assert (report.cold_ttft_s, report.failures) == (2.0, 1)
 

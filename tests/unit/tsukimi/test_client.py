@@ -22,7 +22,7 @@ def test_text_usage_and_end_of_a_stream() -> None:
     assert gateway.bodies[0]["stream_options"] == {"include_usage": True}
 
 
-def test_pitfall_8_3_a_chunk_without_text_is_not_the_first_token() -> None:
+def test_a_chunk_without_text_is_not_the_first_token() -> None:
     with gateway_double() as gateway:
         gateway.chunks = text_chunks()
         client, outcome = Client(gateway.url), Outcome()

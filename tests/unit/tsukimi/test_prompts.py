@@ -5,7 +5,7 @@ import random
 from tsukimi.prompts import never_seen, text, words_for
 
 
-def test_pitfall_9_6_every_prompt_is_another() -> None:
+def test_every_prompt_is_another() -> None:
     rng = random.Random(1)
     assert len({text(rng, 20) for _ in range(50)}) == 50
     assert text(never_seen(), 20) != text(never_seen(), 20), "nor is it one of another run"

@@ -64,7 +64,7 @@ async def test_a_closed_landing_says_nothing_more() -> None:
         assert events == []
 
 
-def test_pitfall_3_5_what_is_not_whole_or_not_readable_has_failed() -> None:
+def test_what_is_not_whole_or_not_readable_has_failed() -> None:
     bad = LandingCommit(LANDING, False, b"", "block 1 is corrupt")
     assert ending("a", bad) == LandingFailed("a", "block 1 is corrupt")
     unreadable = ending("a", LandingCommit(LANDING, True, b"\xff\x00"))

@@ -89,7 +89,7 @@ def test_blocks_put_can_be_read_with_their_checksums_and_are_published() -> None
     assert read.checksums == (1000, 1001, 1002)
 
 
-def test_pitfall_2_8_a_hole_ends_the_run() -> None:
+def test_a_hole_ends_the_run() -> None:
     bench = Bench()
     bench.put(1, 2)
     bench.put(4, 5)
@@ -97,7 +97,7 @@ def test_pitfall_2_8_a_hole_ends_the_run() -> None:
     assert bench.has(3, 4, 5) == 0
 
 
-def test_pitfall_5_5_two_writers_of_one_block_do_not_meet() -> None:
+def test_two_writers_of_one_block_do_not_meet() -> None:
     bench = Bench()
     first = bench.open_put(1, 2)
     second = bench.open_put(1, 2, 3)
@@ -109,7 +109,7 @@ def test_pitfall_5_5_two_writers_of_one_block_do_not_meet() -> None:
     assert bench.has(1, 2, 3) == 3
 
 
-def test_pitfall_5_6_a_writer_that_died_does_not_block_a_key_for_ever() -> None:
+def test_a_writer_that_died_does_not_block_a_key_for_ever() -> None:
     bench = Bench(put_lease_s=10.0)
     dead = bench.open_put(1, 2)
     bench.tick(9.9)
@@ -137,7 +137,7 @@ def test_a_put_that_gets_data_keeps_its_lease() -> None:
     assert bench.commit(grant) == 1
 
 
-def test_pitfall_3_15_an_expired_read_is_a_miss_and_no_exception() -> None:
+def test_an_expired_read_is_a_miss_and_no_exception() -> None:
     bench = Bench(pages=2, read_lease_s=5.0)
     bench.put(1, 2)
     read = bench.read(1, 2)
@@ -149,7 +149,7 @@ def test_pitfall_3_15_an_expired_read_is_a_miss_and_no_exception() -> None:
     assert bench.machine.counters["reads_expired"] == 1
 
 
-def test_pitfall_5_10_a_full_pool_deadlocks_neither_reads_nor_puts() -> None:
+def test_a_full_pool_deadlocks_neither_reads_nor_puts() -> None:
     bench = Bench(pages=8, put_share=0.5, read_share=0.75)
     bench.put(1, 2, 3, 4)
     bench.put(5, 6, 7, 8)

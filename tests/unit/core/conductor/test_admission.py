@@ -31,7 +31,7 @@ def test_a_failover_is_never_refused() -> None:
     assert Admission(Objectives(ttft_s=2.0)).judge(outlook(ttft_s=99.0), retry=True) is None
 
 
-def test_pitfall_4_13_nothing_is_refused_on_a_guess_while_nodes_are_idle() -> None:
+def test_nothing_is_refused_on_a_guess_while_nodes_are_idle() -> None:
     admission = Admission(Objectives(ttft_s=2.0))
     for _ in range(100):
         assert admission.judge(outlook(ttft_s=20.0, samples=0, idle=True)) is None
@@ -39,13 +39,13 @@ def test_pitfall_4_13_nothing_is_refused_on_a_guess_while_nodes_are_idle() -> No
     assert admission.judge(outlook(ttft_s=20.0, samples=0, idle=False)) is not None
 
 
-def test_pitfall_4_13_even_a_measured_model_refuses_only_a_share_while_nodes_are_idle() -> None:
+def test_even_a_measured_model_refuses_only_a_share_while_nodes_are_idle() -> None:
     admission = Admission(Objectives(ttft_s=2.0, idle_refusals=0.5))
     verdicts = [admission.judge(outlook(ttft_s=20.0, queue_s=0.0, idle=True)) is None for _ in range(100)]
     assert verdicts[0]
     assert 45 <= sum(verdicts) <= 60
 
 
-def test_pitfall_4_13_under_load_the_model_is_trusted() -> None:
+def test_under_load_the_model_is_trusted() -> None:
     admission = Admission(Objectives(ttft_s=2.0))
     assert all(admission.judge(outlook(ttft_s=20.0)) for _ in range(100))

@@ -28,13 +28,13 @@ def index() -> Iterator[BlockIndex]:
     index.check()
 
 
-def test_pitfall_2_8_hole_ends_the_hit(index: BlockIndex) -> None:
+def test_hole_ends_the_hit(index: BlockIndex) -> None:
     index.store("a", CHAIN[:8])
     index.remove("a", [CHAIN[3]])
     assert index.match(CHAIN).run("a") == 3
 
 
-def test_pitfall_2_11_blocks_without_their_parents_are_no_hit(index: BlockIndex) -> None:
+def test_blocks_without_their_parents_are_no_hit(index: BlockIndex) -> None:
     index.store("a", CHAIN[2:6])
     match = index.match(CHAIN)
     assert (match.run("a"), match.run_of_any("ab"), match.span("a", 2)) == (0, 0, 2)
@@ -51,7 +51,7 @@ def test_some_nodes_hold_together_what_none_holds_alone(index: BlockIndex) -> No
     assert match.span("b", 3) == 5
 
 
-def test_pitfall_6_8_one_unknown_key_does_not_stop_the_rest_of_a_batch(index: BlockIndex) -> None:
+def test_one_unknown_key_does_not_stop_the_rest_of_a_batch(index: BlockIndex) -> None:
     index.store("a", CHAIN[:4])
     index.remove("a", [CHAIN[3], key(999), CHAIN[2]])
     assert index.match(CHAIN).run("a") == 2
@@ -77,7 +77,7 @@ def test_unknown_nodes_are_ignored(index: BlockIndex) -> None:
     assert index.match([]).run_of_any("ab") == 0
 
 
-def test_pitfall_4_10_a_million_unique_prompts_stay_within_the_bound() -> None:
+def test_a_million_unique_prompts_stay_within_the_bound() -> None:
     index = BlockIndex(max_blocks=1000)
     index.add("a")
     for start in range(0, 1_000_000, 10_000):

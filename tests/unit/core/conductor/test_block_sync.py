@@ -49,7 +49,7 @@ def test_a_new_life_is_followed_from_its_first_event_on() -> None:
     assert streams.asks(0.0) == []
 
 
-def test_pitfall_6_8_a_lost_event_is_noticed_and_mended_by_a_snapshot() -> None:
+def test_a_lost_event_is_noticed_and_mended_by_a_snapshot() -> None:
     streams = opened()
     streams.changed(events(1, keys(1)))
     streams.changed(events(3, keys(3)))
@@ -96,7 +96,7 @@ def test_parts_of_different_snapshots_are_not_mixed() -> None:
     assert held(streams, 1, 2, 3, 4) == [2, 4]
 
 
-def test_pitfall_3_16_a_new_life_drops_everything_of_the_old() -> None:
+def test_a_new_life_drops_everything_of_the_old() -> None:
     streams = opened()
     streams.changed(events(1, keys(1)))
     streams.opened("n", "2")
@@ -109,7 +109,7 @@ def test_pitfall_3_16_a_new_life_drops_everything_of_the_old() -> None:
     assert held(streams, 4) == []
 
 
-def test_pitfall_6_8_a_lost_last_event_shows_in_the_heartbeat() -> None:
+def test_a_lost_last_event_shows_in_the_heartbeat() -> None:
     streams = opened()
     streams.changed(events(1, keys(1)))
     streams.heartbeat("n", "1", 2, 0.0)

@@ -63,7 +63,7 @@ def test_a_prefix_on_another_host_is_pulled_and_its_copy_stays() -> None:
     assert placement.cached_blocks == 10
 
 
-def test_pitfall_2_1_the_last_token_of_a_fully_cached_prompt_is_computed() -> None:
+def test_the_last_token_of_a_fully_cached_prompt_is_computed() -> None:
     cluster = ClusterOf(1, 1, 1)
     cluster.stored("c-0", HEAD[:4])
     assert cluster.place(4 * BLOCK_TOKENS, HEAD[:4]).cached_blocks == 3
@@ -119,13 +119,13 @@ def test_a_queue_drains_with_time() -> None:
 # -- inlined prefill ---------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_3_18_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
+def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     cluster = ClusterOf(1, 2, 1, inline_tokens=64)
     assert names(cluster.place(8)) == (None, "d-0")
     assert names(cluster.place(200)) == ("p-0", "d-1")
 
 
-def test_pitfall_3_18_so_is_a_prompt_that_the_decode_node_has_cached() -> None:
+def test_so_is_a_prompt_that_the_decode_node_has_cached() -> None:
     cluster = ClusterOf(1, 2, 1, inline_tokens=64)
     cluster.stored("d-1", HEAD[:20])
     placement = cluster.place(21 * 16, HEAD[:21])
@@ -155,7 +155,7 @@ def test_nobody_there_is_unavailable_not_overloaded() -> None:
     assert ClusterOf(1, 1).refused(model="other").code == "unavailable"
 
 
-def test_pitfall_4_6_a_prompt_that_can_never_fit_is_refused_and_others_go_on() -> None:
+def test_a_prompt_that_can_never_fit_is_refused_and_others_go_on() -> None:
     cluster = ClusterOf(1, 1)
     assert cluster.refused(4096 * BLOCK_TOKENS).code == "too_large"
     assert cluster.place(4095 * BLOCK_TOKENS).decode is not None
@@ -190,7 +190,7 @@ def test_over_an_objective_is_refused_early() -> None:
     assert cluster.place(100, retry=True)
 
 
-def test_pitfall_4_13_a_wrong_prior_refuses_nobody_while_nodes_are_idle() -> None:
+def test_a_wrong_prior_refuses_nobody_while_nodes_are_idle() -> None:
     cluster = ClusterOf(1, 1, objectives=Objectives(ttft_s=0.05))
     for i in range(20):
         cluster.now += 3.0
@@ -203,7 +203,7 @@ def test_pitfall_4_13_a_wrong_prior_refuses_nobody_while_nodes_are_idle() -> Non
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_4_1_a_node_that_failed_is_passed_over_until_it_is_heard_again() -> None:
+def test_a_node_that_failed_is_passed_over_until_it_is_heard_again() -> None:
     cluster = ClusterOf(1, 2)
     assert names(cluster.place(attempt="a/0/0"))[1] == "d-0"
     retried = cluster.place(attempt="a/0/1", avoid=(("d-0", "1"),), retry=True)
@@ -215,12 +215,12 @@ def test_pitfall_4_1_a_node_that_failed_is_passed_over_until_it_is_heard_again()
     assert names(cluster.place(attempt="c/0/0"))[1] == "d-0"
 
 
-def test_pitfall_4_1_a_lone_node_that_failed_is_still_better_than_none() -> None:
+def test_a_lone_node_that_failed_is_still_better_than_none() -> None:
     cluster = ClusterOf(1, 1)
     assert names(cluster.place(avoid=(("d-0", "1"), ("p-0", "1")), retry=True)) == ("p-0", "d-0")
 
 
-def test_pitfall_4_1_a_silent_node_gets_nothing() -> None:
+def test_a_silent_node_gets_nothing() -> None:
     cluster = ClusterOf(1, 2)
     cluster.now += 1.5
     for node, role in (("p-0", "prefill"), ("d-1", "decode")):
@@ -231,7 +231,7 @@ def test_pitfall_4_1_a_silent_node_gets_nothing() -> None:
     assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-1"}
 
 
-def test_pitfall_3_16_a_new_life_holds_nothing_and_owes_nothing() -> None:
+def test_a_new_life_holds_nothing_and_owes_nothing() -> None:
     cluster = ClusterOf(1, 1, 1)
     cluster.stored("c-0", HEAD[:10])
     cluster.join("c-0", "cache", life="2")
@@ -247,7 +247,7 @@ def test_a_node_that_leaves_or_drains_gets_nothing() -> None:
     assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-2"}
 
 
-def test_pitfall_3_13_a_node_with_another_namespace_is_told_of_and_gets_no_work() -> None:
+def test_a_node_with_another_namespace_is_told_of_and_gets_no_work() -> None:
     cluster = ClusterOf(1, 1)
     other = NodeInfo(
         ref=ref("d-9", "g9"),
@@ -270,7 +270,7 @@ def test_pitfall_3_13_a_node_with_another_namespace_is_told_of_and_gets_no_work(
     assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-0"}
 
 
-def test_pitfall_4_11_a_restarted_conductor_is_complete_after_one_round() -> None:
+def test_a_restarted_conductor_is_complete_after_one_round() -> None:
     cluster = ClusterOf(0, 0)
     assert cluster.feed(ConductorStarted()) == [CallRoll()]
     cluster.join("p-0", "prefill")
@@ -283,7 +283,7 @@ def test_pitfall_4_11_a_restarted_conductor_is_complete_after_one_round() -> Non
     assert cluster.place(16 * 20, keys(*range(20))).cached_blocks == 10
 
 
-def test_pitfall_4_11_a_stranger_is_called_to_announce_itself() -> None:
+def test_a_stranger_is_called_to_announce_itself() -> None:
     cluster = ClusterOf(0, 0)
     assert cluster.report("d-0", "decode") == [CallRoll()]
     assert cluster.report("d-0", "decode") == []
@@ -291,7 +291,7 @@ def test_pitfall_4_11_a_stranger_is_called_to_announce_itself() -> None:
     assert cluster.report("d-0", "decode") == [CallRoll()]
 
 
-def test_pitfall_6_8_a_gap_asks_for_a_snapshot() -> None:
+def test_a_gap_asks_for_a_snapshot() -> None:
     cluster = ClusterOf(1, 1, 1)
     cluster.stored("c-0", HEAD[:1])
     cluster._event_seqs["c-0"] += 1
@@ -300,7 +300,7 @@ def test_pitfall_6_8_a_gap_asks_for_a_snapshot() -> None:
     assert cluster.commands[-1] == AskSnapshot("c-0")
 
 
-def test_pitfall_6_10_the_own_bus_down_is_not_everyones_death() -> None:
+def test_the_own_bus_down_is_not_everyones_death() -> None:
     cluster = ClusterOf(1, 1)
     cluster.feed(BusLost())
     cluster.now += 60.0
@@ -315,7 +315,7 @@ def test_pitfall_6_10_the_own_bus_down_is_not_everyones_death() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_pitfall_4_3_a_shared_head_does_not_send_all_to_one_node(policy: str) -> None:
+def test_a_shared_head_does_not_send_all_to_one_node(policy: str) -> None:
     """1,000 prompts with the same 2k-token head: every node computes what it is given, and then holds it."""
     cluster = ClusterOf(4, 4, 4, policy=policy)
     load: Counter[str] = Counter()
@@ -338,7 +338,7 @@ def test_pitfall_4_3_a_shared_head_does_not_send_all_to_one_node(policy: str) ->
     assert max(load.values()) / (sum(load.values()) / 4) < 1.3
 
 
-def test_pitfall_4_5_after_a_mass_cancel_a_node_gets_work_again() -> None:
+def test_after_a_mass_cancel_a_node_gets_work_again() -> None:
     cluster = ClusterOf(2, 2)
     full = tuple(f"x{i}/0/0" for i in range(50))
     cluster.report("d-0", "decode", attempts=full, batch_tokens=10**6, kv_blocks_held=4096)
@@ -349,7 +349,7 @@ def test_pitfall_4_5_after_a_mass_cancel_a_node_gets_work_again() -> None:
     assert names(cluster.place(attempt="b/0/0")) == ("p-0", "d-0")
 
 
-def test_pitfall_4_5_an_old_report_decays_and_so_do_assignments_nobody_reports() -> None:
+def test_an_old_report_decays_and_so_do_assignments_nobody_reports() -> None:
     cluster = ClusterOf(1, 1, lost_after_s=1e9)
     cluster.report("d-0", "decode", attempts=("x/0/0",), batch_tokens=10**6)
     assert cluster.place(100, attempt="a/0/0").predicted.tbt_s > 1.0

@@ -17,7 +17,7 @@ def kinds(changes: list[Change]) -> list[str]:
     return [f"{c.kind}:{c.ref.node}:{c.ref.incarnation}:{c.stage}" for c in changes]
 
 
-def test_pitfall_7_1_only_ready_nodes_get_work() -> None:
+def test_only_ready_nodes_get_work() -> None:
     members = Membership(2.0)
     assert kinds(members.announced(info(stage="loading"), 0.0)) == ["joined:d-0:1:loading"]
     assert members.ready("decode") == []
@@ -30,7 +30,7 @@ def test_pitfall_7_1_only_ready_nodes_get_work() -> None:
     members.check()
 
 
-def test_pitfall_3_16_a_new_life_ends_the_old_and_late_messages_of_it_are_ignored() -> None:
+def test_a_new_life_ends_the_old_and_late_messages_of_it_are_ignored() -> None:
     members = Membership(2.0)
     members.announced(info(), 0.0)
     members.loaded(load(seq=7), 0.5)

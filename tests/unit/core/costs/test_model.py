@@ -80,7 +80,7 @@ def test_fit_keeps_its_prior_until_it_has_seen_enough() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0, 1000.0])
-def test_pitfall_4_13_a_prior_off_by_a_large_factor_recovers(factor: float) -> None:
+def test_a_prior_off_by_a_large_factor_recovers(factor: float) -> None:
     fit = CostFit(SMALL_MODEL_CPU)
     for n in (50, 400, 120, 800, 30, 333):
         fit.observe("prefill", prefill_features([(0, n)]), factor * compute_s(SMALL_MODEL_CPU, 0, n))
@@ -88,7 +88,7 @@ def test_pitfall_4_13_a_prior_off_by_a_large_factor_recovers(factor: float) -> N
     assert compute_s(fit.coefficients, 0, 500) == pytest.approx(expected, rel=0.05)
 
 
-def test_pitfall_4_13_a_node_that_becomes_ten_times_slower_is_noticed() -> None:
+def test_a_node_that_becomes_ten_times_slower_is_noticed() -> None:
     fit = CostFit(SMALL_MODEL_CPU)
     for i in range(500):
         b = 1 + i % 8

@@ -37,7 +37,7 @@ def test_pages_go_from_free_to_held_to_cached_and_back() -> None:
     pool.check()
 
 
-def test_pitfall_2_8_hole_ends_the_hit() -> None:
+def test_hole_ends_the_hit() -> None:
     pool = BlockPool(8)
     keys = CHAINS[0]
     pages = pool.allocate(6)
@@ -49,7 +49,7 @@ def test_pitfall_2_8_hole_ends_the_hit() -> None:
     assert pool.match(keys) == pages[:2]
 
 
-def test_pitfall_2_11_a_block_without_its_parent_is_no_prefix() -> None:
+def test_a_block_without_its_parent_is_no_prefix() -> None:
     pool = BlockPool(8)
     stored(pool, CHAINS[1])
     assert pool.match([CHAINS[0][0], *CHAINS[1][1:]]) == []
@@ -189,7 +189,7 @@ class PoolStory(RuleBasedStateMachine):
         self.pool.unpin(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @invariant()
-    def pitfall_2_10_free_and_used_never_meet(self) -> None:
+    def free_and_used_never_meet(self) -> None:
         self.pool.check()
         added, removed = self.pool.take_changes()
         assert not set(added) & self.index
@@ -201,5 +201,5 @@ class PoolStory(RuleBasedStateMachine):
             assert self.pool.refs_of(page) == sum(pages.count(page) for pages in self.held)
 
 
-test_pitfall_2_10_pool_story = PoolStory.TestCase
+test_pool_story = PoolStory.TestCase
 PoolStory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -90,7 +90,7 @@ def test_a_prefill_node_lost_before_its_token_is_replaced_at_once() -> None:
     assert kinds(s.feed(ev.NodeLost("p0", "P"))) == ["Cancel", "Cancel", "AskPlace"]
 
 
-def test_pitfall_6_11_no_responders_fail_over_at_once() -> None:
+def test_no_responders_fail_over_at_once() -> None:
     s = Story()
     s.start()
     s.place()

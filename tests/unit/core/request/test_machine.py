@@ -64,7 +64,7 @@ def test_tokens_may_overtake_the_answer_to_the_job() -> None:
     assert s.submit() == []
 
 
-def test_pitfall_3_9_eos_as_first_token_cancels_the_reservation() -> None:
+def test_eos_as_first_token_cancels_the_reservation() -> None:
     s = Story().run()
     commands = s.tokens(P, 0, EOS, finish="stop", cached_tokens=0)
     assert kinds(commands) == ["Deliver", "Cancel", "Finish"]
@@ -77,7 +77,7 @@ def test_ignored_eos_goes_on() -> None:
     assert kinds(s.tokens(P, 0, EOS)) == ["Deliver"]
 
 
-def test_pitfall_3_10_one_token_is_never_handed_over() -> None:
+def test_one_token_is_never_handed_over() -> None:
     s = Story(choice_spec(most=1))
     s.start()
     [submit] = s.place(decode=None)
@@ -93,7 +93,7 @@ def test_pitfall_3_10_one_token_is_never_handed_over() -> None:
 
 
 @pytest.mark.parametrize("most", [2, 3])
-def test_pitfall_3_10_counts_are_exact(most: int) -> None:
+def test_counts_are_exact(most: int) -> None:
     s = Story(choice_spec(most=most)).run()
     s.tokens(P, 0, 5)
     commands = s.tokens(D, 1, *range(most + 5))  # a node that makes too many
@@ -101,7 +101,7 @@ def test_pitfall_3_10_counts_are_exact(most: int) -> None:
     assert commands[-1] == ev.Finish("length", 10, most, 0)
 
 
-def test_pitfall_3_12_cached_tokens_are_those_of_the_first_token_and_below_the_prompt() -> None:
+def test_cached_tokens_are_those_of_the_first_token_and_below_the_prompt() -> None:
     s = Story().run()
     assert s.tokens(P, 0, 7, cached_tokens=10)[0].cached_tokens == 9
     s.tokens(D, 1, 8, cached_tokens=10)
@@ -181,7 +181,7 @@ def test_overload_at_a_decode_node_is_placed_elsewhere_a_few_times() -> None:
 
 
 @pytest.mark.parametrize("code", ["invalid", "too_large", "refused"])
-def test_pitfall_4_4_what_no_node_would_take_fails_at_once(code: str) -> None:
+def test_what_no_node_would_take_fails_at_once(code: str) -> None:
     s = Story()
     s.start()
     s.place()
@@ -207,7 +207,7 @@ def test_a_failed_sequence_fails_the_request() -> None:
         (NO_GRAMMAR + "too deep", SamplingParams(grammar=Grammar("regex", "ab")), "grammar"),
     ],
 )
-def test_pitfall_1_20_what_a_request_makes_impossible_is_its_own_fault(
+def test_what_a_request_makes_impossible_is_its_own_fault(
     error: str, sampling: SamplingParams, param: str
 ) -> None:
     s = Story(structs.replace(choice_spec(), sampling=sampling)).run()
@@ -237,7 +237,7 @@ def test_a_client_that_leaves_frees_both_nodes() -> None:
     assert s.feed(Ticked(), after_s=1000) == []
 
 
-def test_pitfall_3_1_a_reservation_granted_too_late_is_cancelled() -> None:
+def test_a_reservation_granted_too_late_is_cancelled() -> None:
     s = Story()
     s.start()
     s.place()

@@ -1,4 +1,4 @@
-"""Continuous batching under random load on tiny KV pools, for very many steps (issue 3, bar 9).
+"""Continuous batching under random load on tiny KV pools, for very many steps.
 
 The laws are stated in tests.support: `batcher_accounts` (one ending each, no starvation), `batcher_plane` (who writes a
 page is alone on it), `batcher_life` (no livelock, all pages free at the end), and in each machine's own `check`.

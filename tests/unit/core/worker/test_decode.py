@@ -62,7 +62,7 @@ def test_room_is_reserved_then_tokens_follow_the_landing() -> None:
 
 @pytest.mark.parametrize("wanted", [2, 3, 4])
 @pytest.mark.parametrize("local", [False, True])
-def test_pitfall_3_10_as_many_tokens_as_wanted(wanted: int, local: bool) -> None:
+def test_as_many_tokens_as_wanted(wanted: int, local: bool) -> None:
     bench = decode_bench()
     if local:
         bench.submit(reserve("a", prompt_of(3), local=True, max_new_tokens=wanted, pool=None))
@@ -75,7 +75,7 @@ def test_pitfall_3_10_as_many_tokens_as_wanted(wanted: int, local: bool) -> None
     bench.idle()
 
 
-def test_pitfall_3_9_eos_ends_the_sequence_and_is_its_last_token() -> None:
+def test_eos_ends_the_sequence_and_is_its_last_token() -> None:
     bench = decode_bench()
     land(bench, "a", prompt_of(3), pool=None)
     bench.run(token=5)
@@ -98,7 +98,7 @@ def test_a_landed_first_token_that_ends_the_answer_is_sent() -> None:
     bench.idle()
 
 
-def test_pitfall_3_11_logprobs_of_the_first_token_are_kept() -> None:
+def test_logprobs_of_the_first_token_are_kept() -> None:
     bench = decode_bench()
     bench.submit(reserve("a", prompt_of(3), first_index=2))
     bench.do(LandingArrived("a", 7, TokenLogprob(-0.5), 0))
@@ -106,7 +106,7 @@ def test_pitfall_3_11_logprobs_of_the_first_token_are_kept() -> None:
     assert (delta.tokens, delta.logprobs) == ((7,), (TokenLogprob(-0.5),))
 
 
-def test_pitfall_3_12_cached_tokens_are_prefills_and_below_the_prompt() -> None:
+def test_cached_tokens_are_prefills_and_below_the_prompt() -> None:
     bench = decode_bench()
     bench.submit(reserve("a", prompt_of(9)))
     bench.do(LandingArrived("a", 7, cached_tokens=8))
@@ -148,7 +148,7 @@ def test_local_prefill_computes_and_sends_the_first_token_itself() -> None:
     assert bench.machine.counters["prompt_tokens_computed"] == 13
 
 
-def test_pitfall_3_18_local_prefill_reuses_own_memory() -> None:
+def test_local_prefill_reuses_own_memory() -> None:
     bench = decode_bench()
     prompt = prompt_of(8)
     land(bench, "a", prompt, max_new_tokens=2, pool=None)
@@ -184,7 +184,7 @@ def test_decoding_goes_on_beside_a_long_local_prefill() -> None:
 # -- reserving ---------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_3_6_room_before_prefill_or_overloaded() -> None:
+def test_room_before_prefill_or_overloaded() -> None:
     """A pool of 1.2 requests gets four: one has room, three are told when to come back."""
     bench = decode_bench(pages=6, headroom_tokens=4)
     answers = [bench.answer(reserve(f"a{i}", prompt_of(15))) for i in range(4)]
@@ -207,7 +207,7 @@ def test_reserving_again_gives_the_same_landing() -> None:
     assert bench.machine.pool.held == first.blocks
 
 
-def test_pitfall_3_8_landings_are_never_shared_and_a_different_request_is_refused() -> None:
+def test_landings_are_never_shared_and_a_different_request_is_refused() -> None:
     bench = decode_bench(pages=64)
     landings = {bench.answer(reserve(f"r/{choice}/0", prompt_of(9))).landing for choice in range(4)}
     assert len(landings) == 4
@@ -237,7 +237,7 @@ def test_what_can_not_be_served_is_refused(fields: dict[str, Any], code: str) ->
     bench.idle()
 
 
-def test_pitfall_4_6_what_can_never_fit_is_refused() -> None:
+def test_what_can_never_fit_is_refused() -> None:
     bench = decode_bench(pages=4, headroom_tokens=4)
     assert bench.answer(reserve("a", prompt_of(13))).code == "too_large"
     assert isinstance(bench.answer(reserve("b", prompt_of(12), max_new_tokens=4)), Reserved)
@@ -268,7 +268,7 @@ def test_a_sequence_that_would_slow_all_down_is_given_up_when_it_lands() -> None
 # -- landings that go wrong --------------------------------------------------------------------------------------------
 
 
-def test_pitfall_3_5_bad_kv_is_never_decoded_on() -> None:
+def test_bad_kv_is_never_decoded_on() -> None:
     bench = decode_bench()
     bench.submit(reserve("a", prompt_of(9), first_index=4))
     assert bench.do(LandingFailed("a", "block 1 is corrupt"))
@@ -279,7 +279,7 @@ def test_pitfall_3_5_bad_kv_is_never_decoded_on() -> None:
     assert bench.machine.pool.cached == 0
 
 
-def test_pitfall_3_4_pages_are_nobodys_until_the_landing_is_closed() -> None:
+def test_pages_are_nobodys_until_the_landing_is_closed() -> None:
     bench = decode_bench(pages=6)
     (opened,) = only(bench.submit(reserve("a", prompt_of(12))), OpenLanding)
     assert bench.do(w.AttemptCancelled("a")) == [CloseLanding("a", opened.landing)]
@@ -302,7 +302,7 @@ def test_whatever_ends_a_cancelled_landing_frees_its_pages_once(ending: Any) -> 
     assert bench.finish("a") is None
 
 
-def test_pitfall_3_1_a_reservation_that_nobody_writes_to_lapses() -> None:
+def test_a_reservation_that_nobody_writes_to_lapses() -> None:
     bench = decode_bench(reservation_lease_s=30.0, gateway_lease_s=1e9)
     bench.submit(reserve("a", prompt_of(9)))
     bench.tick(20)

@@ -47,7 +47,7 @@ def test_pages_are_taken_as_the_answer_grows() -> None:
     bench.idle()
 
 
-def test_pitfall_4_8_out_of_pages_the_youngest_gives_way_its_blocks_saved_first() -> None:
+def test_out_of_pages_the_youngest_gives_way_its_blocks_saved_first() -> None:
     bench = decode_bench(pages=5, headroom_tokens=0)
     land(bench, "old", prompt_of(7), max_new_tokens=12)
     land(bench, "young", prompt_of(7, 1), max_new_tokens=12)
@@ -178,7 +178,7 @@ def test_sync_answers_all_tokens_from_an_index_on() -> None:
     assert bench.sync("a", 10).state == "unknown"
 
 
-def test_pitfall_3_3_late_repeated_and_unknown_events_are_ignored_and_counted() -> None:
+def test_late_repeated_and_unknown_events_are_ignored_and_counted() -> None:
     bench = decode_bench()
     land(bench, "a", prompt_of(3), max_new_tokens=2, pool=None)
     bench.run()
@@ -206,7 +206,7 @@ def test_gateways_lease() -> None:
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_7_3_drain_finishes_then_hands_over() -> None:
+def test_drain_finishes_then_hands_over() -> None:
     bench = decode_bench(pages=64)
     land(bench, "short", prompt_of(8), max_new_tokens=3, pool=None)
     land(bench, "long", prompt_of(8), max_new_tokens=100)

@@ -88,7 +88,7 @@ def test_step_carries_the_token_ids_and_pages() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4])
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_pitfall_2_1_the_last_token_is_always_computed(blocks: int, extra: int) -> None:
+def test_the_last_token_is_always_computed(blocks: int, extra: int) -> None:
     bench = prefill_bench(chunk_tokens=100)
     prompt = prompt_of(blocks * BLOCK + extra)
     prefilled(bench, "cold", prompt)
@@ -104,7 +104,7 @@ def test_pitfall_2_1_the_last_token_is_always_computed(blocks: int, extra: int) 
     assert warm.cached_tokens == s.start <= len(prompt) - 1
 
 
-def test_pitfall_3_12_cached_tokens_are_what_prefill_reused() -> None:
+def test_cached_tokens_are_what_prefill_reused() -> None:
     bench = prefill_bench(chunk_tokens=100)
     prompt = prompt_of(12)
     prefilled(bench, "a", prompt)
@@ -151,7 +151,7 @@ def test_a_short_fetch_means_the_rest_is_computed() -> None:
     assert [(s.start, s.tokens) for s in bench.step.sequences] == [(4, 14)]
 
 
-def test_pitfall_3_15_an_expired_source_is_recomputed_or_taken_elsewhere() -> None:
+def test_an_expired_source_is_recomputed_or_taken_elsewhere() -> None:
     bench = prefill_bench(chunk_tokens=100)
     other = source(0, 3, TARGET.decode)
     commands = bench.submit(job("a", prompt_of(18), sources=(source(0, 4), other, source(3, 1))))
@@ -189,7 +189,7 @@ def test_several_short_prompts_share_a_step_and_one_token_message() -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_3_9_eos_first_finishes_without_a_handover() -> None:
+def test_eos_first_finishes_without_a_handover() -> None:
     bench = prefill_bench()
     bench.submit(job("a", prompt_of(5)))
     commands = bench.run(token=EOS)
@@ -202,7 +202,7 @@ def test_pitfall_3_9_eos_first_finishes_without_a_handover() -> None:
     assert bench.finish("a") == "stop"
 
 
-def test_pitfall_3_10_one_wanted_token_never_transfers() -> None:
+def test_one_wanted_token_never_transfers() -> None:
     bench = prefill_bench()
     commands = bench.submit(job("a", prompt_of(5), max_new_tokens=1)) + bench.run()
     assert only(commands, OpenHandoff) == only(commands, CommitHandoff) == []
@@ -245,7 +245,7 @@ def test_a_handover_lost_while_computing_moves_the_attempt_and_keeps_what_was_co
 
 
 @pytest.mark.parametrize("moment", ["waiting", "fetching", "computing", "committed"])
-def test_pitfall_3_1_a_cancel_frees_everything_at_every_moment(moment: str) -> None:
+def test_a_cancel_frees_everything_at_every_moment(moment: str) -> None:
     bench = prefill_bench(max_running=1)
     if moment == "waiting":
         bench.submit(job("b", prompt_of(5, 3)))
@@ -300,14 +300,14 @@ def test_what_can_not_be_served_is_refused(fields: dict[str, Any], code: str) ->
     bench.idle()
 
 
-def test_pitfall_2_6_foreign_kv_is_refused_loudly() -> None:
+def test_foreign_kv_is_refused_loudly() -> None:
     bench = prefill_bench()
     error = bench.answer(job("a", prompt_of(6), namespace=b"bfloat16" * 2))
     assert error.code == "refused"
     assert "dtype" in error.message
 
 
-def test_pitfall_4_6_what_can_never_fit_is_refused_and_others_go_on() -> None:
+def test_what_can_never_fit_is_refused_and_others_go_on() -> None:
     bench = prefill_bench(pages=4)
     assert bench.answer(job("huge", prompt_of(17))).code == "too_large"
     assert bench.answer(job("fits", prompt_of(16))) == Accepted("fits")
@@ -331,7 +331,7 @@ def test_a_full_queue_answers_overloaded_with_a_computed_pause() -> None:
     assert bench.machine.load(bench.now).attempts == ("a", "b")
 
 
-def test_pitfall_6_5_a_job_delivered_twice_runs_once() -> None:
+def test_a_job_delivered_twice_runs_once() -> None:
     bench = prefill_bench(chunk_tokens=100)
     for _ in range(2):
         assert bench.answer(job("a", prompt_of(6))) == Accepted("a")

@@ -27,7 +27,7 @@ from tests.support.worlds.workers import (
 # -- engine failures ---------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_1_20_one_bad_sequence_fails_alone() -> None:
+def test_one_bad_sequence_fails_alone() -> None:
     bench = prefill_bench(chunk_tokens=100, max_running=3)
     bench.submit(job("x", prompt_of(3)))
     for name in ("good", "bad"):
@@ -94,7 +94,7 @@ def test_what_a_void_step_streamed_is_not_published() -> None:
 # -- late, lost and gone -----------------------------------------------------------------------------------------------
 
 
-def test_pitfall_3_3_late_repeated_and_unknown_events_are_ignored_and_counted() -> None:
+def test_late_repeated_and_unknown_events_are_ignored_and_counted() -> None:
     bench = prefill_bench()
     prefilled(bench, "a", prompt_of(5))
     events = [
@@ -139,7 +139,7 @@ def test_memory_of_ended_attempts_is_bounded() -> None:
     assert [bench.sync(name).state for name in "abc"] == ["unknown", "finished", "finished"]
 
 
-def test_pitfall_6_11_jobs_of_a_gateway_that_is_gone_are_cancelled() -> None:
+def test_jobs_of_a_gateway_that_is_gone_are_cancelled() -> None:
     bench = prefill_bench(gateway_lease_s=10.0, max_running=1)
     for name in ("a", "b"):
         bench.submit(job(name, prompt_of(5)))
@@ -155,7 +155,7 @@ def test_pitfall_6_11_jobs_of_a_gateway_that_is_gone_are_cancelled() -> None:
     bench.idle()
 
 
-def test_pitfall_6_10_leases_do_not_age_while_the_bus_is_lost() -> None:
+def test_leases_do_not_age_while_the_bus_is_lost() -> None:
     bench = prefill_bench(gateway_lease_s=10.0)
     bench.submit(job("a", prompt_of(5)))
     bench.do(BusLost())
@@ -167,7 +167,7 @@ def test_pitfall_6_10_leases_do_not_age_while_the_bus_is_lost() -> None:
     assert bench.machine.load(bench.now).attempts == ()
 
 
-def test_pitfall_3_16_a_gateways_new_life_ends_what_the_old_one_owned() -> None:
+def test_a_gateways_new_life_ends_what_the_old_one_owned() -> None:
     bench = prefill_bench()
     bench.submit(job("a", prompt_of(5)))
     bench.do(w.GatewaySeen(GATEWAY, "gateway-life-2"))
@@ -191,7 +191,7 @@ def test_a_job_whose_budget_is_over_before_it_starts_fails() -> None:
 # -- drain, index ------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_7_3_drain_finishes_what_runs_and_moves_what_waits() -> None:
+def test_drain_finishes_what_runs_and_moves_what_waits() -> None:
     bench = prefill_bench(max_running=1)
     for name in ("a", "b"):
         bench.submit(job(name, prompt_of(5)))
@@ -220,7 +220,7 @@ def test_an_idle_node_is_drained_at_once() -> None:
     assert prefill_bench().do(w.DrainStarted(5.0)) == [w.Drained()]
 
 
-def test_pitfall_6_8_block_events_are_numbered_and_a_snapshot_says_where_it_stands() -> None:
+def test_block_events_are_numbered_and_a_snapshot_says_where_it_stands() -> None:
     bench = prefill_bench(chunk_tokens=100)
     stored: list[bytes] = []
     for i, name in enumerate("abc"):
@@ -234,7 +234,7 @@ def test_pitfall_6_8_block_events_are_numbered_and_a_snapshot_says_where_it_stan
     assert bench.machine.load(bench.now).block_events_seq == 3
 
 
-def test_pitfall_9_5_blocks_are_published_only_once_they_are_computed() -> None:
+def test_blocks_are_published_only_once_they_are_computed() -> None:
     bench = prefill_bench(chunk_tokens=100)
     assert only(bench.submit(job("a", prompt_of(9))), PublishBlocks) == []
     assert len(only(bench.run(), PublishBlocks)) == 1

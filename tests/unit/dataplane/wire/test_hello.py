@@ -31,7 +31,7 @@ def test_a_side_without_a_namespace_takes_any() -> None:
 
 
 @pytest.mark.parametrize("field", ["target", "target_incarnation"])
-def test_pitfall_3_16_somebody_else_was_meant(field: str) -> None:
+def test_somebody_else_was_meant(field: str) -> None:
     error = judge(changed(**{field: "other"}), ME, LAYOUT)
     assert isinstance(error, Unavailable)
     assert "other" in error.message
@@ -49,14 +49,14 @@ def test_pitfall_3_16_somebody_else_was_meant(field: str) -> None:
         ("dtype_bytes", 2),
     ],
 )
-def test_pitfall_3_13_every_fact_of_the_layout_counts(field: str, value: Any) -> None:
+def test_every_fact_of_the_layout_counts(field: str, value: Any) -> None:
     error = judge(changed(layout=msgspec.structs.replace(LAYOUT, **{field: value})), ME, LAYOUT)
     assert isinstance(error, Refused)
     assert str(value) in error.message
     assert str(getattr(LAYOUT, field)) in error.message
 
 
-def test_pitfall_2_6_another_namespace_is_refused() -> None:
+def test_another_namespace_is_refused() -> None:
     error = judge(changed(namespace=b"\x02" * 16), ME, LAYOUT)
     assert isinstance(error, Refused)
     assert "01" * 16 in error.message

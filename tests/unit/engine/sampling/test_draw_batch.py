@@ -43,7 +43,7 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch(
     assert together == alone
 
 
-def test_pitfall_1_20_nan_rows_fail_alone_and_neighbours_stay_bit_equal() -> None:
+def test_nan_rows_fail_alone_and_neighbours_stay_bit_equal() -> None:
     sampling = [SamplingParams(temperature=0.8, seed=i, top_logprobs=5) for i in range(6)]
     clean = draw(logits(6), sampling, range(6))
     spoilt = logits(6)
@@ -113,7 +113,7 @@ def test_logprobs_are_of_the_unmodified_distribution() -> None:
         assert [i for i, _ in drawn.logprob.top] == expected[row].topk(5 - 5 * row).indices.tolist()
 
 
-def test_pitfall_1_20_wild_parameters_are_clamped() -> None:
+def test_wild_parameters_are_clamped() -> None:
     wild = SamplingParams(
         temperature=1.0, top_p=-3.0, top_k=9_999_999, seed=2**64 - 1, top_logprobs=2_000_000_000
     )

@@ -94,7 +94,7 @@ def test_a_long_past_counts_every_token() -> None:
     assert flat[0, 5:7].tolist() == [-3.0, -1.0]
 
 
-def test_pitfall_1_20_a_bias_outside_the_vocabulary_is_a_fault_of_its_row() -> None:
+def test_a_bias_outside_the_vocabulary_is_a_fault_of_its_row() -> None:
     assert "logit_bias" in fault(Row(SamplingParams(logit_bias=((VOCAB, 1.0),))), VOCAB)
     assert "logit_bias" in fault(Row(SamplingParams(logit_bias=((-1, 1.0),))), VOCAB)
     assert "past" in fault(Row(SamplingParams(), pack_tokens([VOCAB]), 1), VOCAB)

@@ -76,7 +76,7 @@ def test_a_sequence_alone_gets_what_it_gets_in_a_batch(
     assert together[0].error
 
 
-def test_pitfall_1_20_who_can_not_be_sampled_fails_alone() -> None:
+def test_who_can_not_be_sampled_fails_alone() -> None:
     good = SamplingParams(temperature=0.8, seed=4, top_logprobs=2)
     bad = [
         SamplingParams(logit_bias=((VOCAB, 1.0),)),

@@ -105,11 +105,11 @@ def test_too_little_memory_is_refused() -> None:
     assert refused.value.param == "kv_bytes"
 
 
-def test_pitfall_2_6_namespaces_differ_by_block_size_and_salt() -> None:
+def test_namespaces_differ_by_block_size_and_salt() -> None:
     assert len({toy_spec().namespace, toy_spec(32).namespace, toy_spec(salt="a").namespace}) == 3
 
 
-def test_pitfall_2_3_the_namespace_is_the_same_in_every_process() -> None:
+def test_the_namespace_is_the_same_in_every_process() -> None:
     code = "from shared.engine.toy.engine import toy_spec; print(toy_spec().namespace.hex())"
     for hash_seed in ("0", "1"):
         told = subprocess.run(

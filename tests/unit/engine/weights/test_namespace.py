@@ -40,7 +40,7 @@ def changed(folder: Path, target: Path, **entries: Any) -> Path:
     return target
 
 
-def test_pitfall_2_6_dtype_block_size_salt_rope_and_weights_separate_namespaces(
+def test_dtype_block_size_salt_rope_and_weights_separate_namespaces(
     folder: Path, tmp_path: Path
 ) -> None:
     rope = changed(folder, tmp_path / "rope", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
@@ -56,7 +56,7 @@ def test_pitfall_2_6_dtype_block_size_salt_rope_and_weights_separate_namespaces(
     assert len({s.namespace for s in specs}) == len(specs)
 
 
-def test_pitfall_2_3_a_process_with_another_hash_seed_names_the_same_namespace(folder: Path) -> None:
+def test_a_process_with_another_hash_seed_names_the_same_namespace(folder: Path) -> None:
     code = (
         "import sys; from shared.engine.api import EngineConfig; from shared.engine.load import load_engine\n"
         "config = EngineConfig(sys.argv[1], 'float32', kv_bytes=1 << 20, threads=1)\n"

@@ -22,7 +22,7 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
-async def test_pitfall_7_6_a_port_that_is_taken_is_a_configuration_error() -> None:
+async def test_a_port_that_is_taken_is_a_configuration_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

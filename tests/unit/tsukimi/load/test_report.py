@@ -21,7 +21,7 @@ def sample(
     )  # fmt: skip
 
 
-def test_pitfall_9_1_failures_are_in_none_of_the_times() -> None:
+def test_failures_are_in_none_of_the_times() -> None:
     good = [sample(0, 0.0, 1.0, 0.1, 0.3), sample(1, 1.0, 3.0, 0.2, 0.2)]
     bad = [sample(2, 1.0, 90.0, 90.0, reason="cut short"), Sample(3, 2.0, 2.0, 0.01, reason="429 overloaded")]
     report = summarise("u", LOAD, good + bad)

@@ -59,7 +59,7 @@ def test_an_open_loop_sends_on_whether_it_is_answered_or_not(tmp_path: Path) -> 
     assert [s["due_s"] for s in report["samples"]] == arrivals(50.0, 6, 11)
 
 
-def test_pitfall_9_1_failures_are_counted_apart_by_what_they_are(tmp_path: Path) -> None:
+def test_failures_are_counted_apart_by_what_they_are(tmp_path: Path) -> None:
     plans = {
         1: Plan(status=429), 2: Plan(error="internal"), 3: Plan(cut=True), 4: Plan(texts=()), 5: Plan(status=429),
     }  # fmt: skip

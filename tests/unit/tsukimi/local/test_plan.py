@@ -116,7 +116,7 @@ def test_amounts_of_memory(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1G", "0", "1X"])
-def test_pitfall_7_8_a_bad_amount_of_memory_is_named(text: str) -> None:
+def test_a_bad_amount_of_memory_is_named(text: str) -> None:
     with pytest.raises(ToolError, match="amount of memory"):
         parse_bytes(text)
 
@@ -127,12 +127,12 @@ def test_settings_and_modules_are_parsed() -> None:
 
 
 @pytest.mark.parametrize("text", ["gateway", "gateway.port", "router.port=1", "=", ".x=1"])
-def test_pitfall_7_8_a_bad_setting_is_named(text: str) -> None:
+def test_a_bad_setting_is_named(text: str) -> None:
     with pytest.raises(ToolError, match=r"ROLE\.FIELD=VALUE"):
         parse_setting(text)
 
 
 @pytest.mark.parametrize("text", ["prefill", "router=x", "prefill="])
-def test_pitfall_7_8_a_bad_module_is_named(text: str) -> None:
+def test_a_bad_module_is_named(text: str) -> None:
     with pytest.raises(ToolError, match="ROLE=MODULE"):
         parse_module(text)

@@ -81,7 +81,7 @@ time.sleep(60)
 """
 
 
-def test_pitfall_7_5_a_killed_parent_takes_its_child_along() -> None:
+def test_a_killed_parent_takes_its_child_along() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(SHIM)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child_pid = int(parent.stdout.readline())
@@ -98,7 +98,7 @@ def test_pitfall_7_5_a_killed_parent_takes_its_child_along() -> None:
     wait_until(lambda: not is_alive(child), 5.0, "the child is gone")
 
 
-def test_pitfall_7_5_a_child_that_begins_after_its_parents_end_does_not_begin() -> None:
+def test_a_child_that_begins_after_its_parents_end_does_not_begin() -> None:
     done = subprocess.run(
         [sys.executable, str(SHIM), "1", sys.executable, "-c", "print('ran')"],
         capture_output=True,

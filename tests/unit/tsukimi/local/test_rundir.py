@@ -56,7 +56,7 @@ def test_the_previous_clusters_logs_are_kept_once(tmp_path: Path) -> None:
     assert (tmp_path / "logs.previous" / "nats.log").read_text() == "second"
 
 
-def test_pitfall_7_5_a_crashed_launchers_processes_are_ended_by_the_next_claim(tmp_path: Path) -> None:
+def test_a_crashed_launchers_processes_are_ended_by_the_next_claim(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     known = identify(child.pid)
     assert known is not None

@@ -106,7 +106,7 @@ def test_a_dead_service_comes_back_after_a_growing_delay() -> None:
     assert only(cluster.wait(1.1), StartProcess) == [StartProcess(name="decode-0")]
 
 
-def test_pitfall_7_6_a_configuration_error_is_not_retried() -> None:
+def test_a_configuration_error_is_not_retried() -> None:
     cluster = Cluster()
     cluster.start_all()
     commands = cluster.feed(ProcessExited(name="decode-0", code=CONFIG_ERROR))
@@ -120,7 +120,7 @@ def test_pitfall_7_6_a_configuration_error_is_not_retried() -> None:
     assert only(cluster.wait(100.0), StartProcess) == []
 
 
-def test_pitfall_7_6_deaths_in_a_row_before_ready_end_the_cluster() -> None:
+def test_deaths_in_a_row_before_ready_end_the_cluster() -> None:
     cluster = Cluster(RestartPolicy(give_up_after=3))
     cluster.start_all()
     cluster.feed(ProcessExited(name="decode-0", code=1))
@@ -154,7 +154,7 @@ def test_a_start_that_fails_is_a_death() -> None:
     assert [type(c) for c in commands][-2:] == [ReportFailure, Finish]
 
 
-def test_pitfall_7_3_stopping_goes_wave_by_wave() -> None:
+def test_stopping_goes_wave_by_wave() -> None:
     cluster = Cluster()
     cluster.start_all()
     first = only(cluster.feed(StopAsked()), SignalProcess)

@@ -29,7 +29,7 @@ def test_the_default_folder_needs_no_option() -> None:
     assert not any("--run-dir" in line for line in lines)
 
 
-def test_pitfall_7_6_too_little_memory_is_said_before_anything_starts() -> None:
+def test_too_little_memory_is_said_before_anything_starts() -> None:
     available = available_bytes()
     assert available is not None
     with pytest.raises(ToolError, match="memory are free"):

@@ -46,19 +46,19 @@ ALL += [("completion", *c) for c in COMPLETIONS]
 
 
 @pytest.mark.parametrize(("kind", "body", "param"), ALL)
-def test_pitfall_2_5_media_are_refused_by_name(kind: Kind, body: dict[str, Any], param: str) -> None:
+def test_media_are_refused_by_name(kind: Kind, body: dict[str, Any], param: str) -> None:
     with pytest.raises(Invalid) as e:
         check_body(kind, body)
     assert e.value.param == param
     assert e.value.message.startswith(param)
 
 
-def test_pitfall_2_5_text_in_parts_is_text() -> None:
+def test_text_in_parts_is_text() -> None:
     nothing = {"image_url": None, "audio": None}
     check_body("chat", asking([LOOK, LOOK | nothing], images=[], audio=None) | {"images": []})
 
 
-async def test_pitfall_2_5_an_image_is_answered_400_and_reaches_nobody() -> None:
+async def test_an_image_is_answered_400_and_reaches_nobody() -> None:
     async with memory_cluster() as cluster:
         for body, param in CHATS:
             for stream in (False, True):

@@ -89,7 +89,7 @@ def test_all_ways_to_say_it(body: dict[str, Any], expected: Grammar | None) -> N
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
 )
-def test_pitfall_1_21_what_is_no_grammar_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_what_is_no_grammar_is_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(Invalid) as e:
         grammar(**body)
     assert e.value.param == param

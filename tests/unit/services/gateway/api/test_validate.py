@@ -120,7 +120,7 @@ def test_the_answer_is_not_longer_than_any_node_has_room_for() -> None:
     assert request.prompts[0].count + request.prompts[0].max_new_tokens == 100
 
 
-def test_pitfall_4_6_what_no_node_can_ever_hold_is_refused() -> None:
+def test_what_no_node_can_ever_hold_is_refused() -> None:
     checked = check_body("completion", {"model": "toy", "prompt": "abc", "max_tokens": 98})
     with pytest.raises(
         ContextExceeded, match=r"3 prompt tokens and 98 .* 100 tokens that a node has room for"
@@ -270,17 +270,17 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "param"), EITHER)
 @pytest.mark.parametrize("call", [chat, completion])
-def test_pitfall_1_20_a_bad_value_is_refused_by_name(call: Any, body: dict[str, Any], param: str) -> None:
+def test_a_bad_value_is_refused_by_name(call: Any, body: dict[str, Any], param: str) -> None:
     assert refused(call, **body).param == param
 
 
 @pytest.mark.parametrize(("body", "param"), CHAT)
-def test_pitfall_1_3_bad_messages_are_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_bad_messages_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     assert refused(chat, **body).param == param
 
 
 @pytest.mark.parametrize(("body", "param"), COMPLETION)
-def test_pitfall_1_6_bad_prompts_are_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_bad_prompts_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     assert refused(completion, **body).param == param
 
 

@@ -58,7 +58,7 @@ def half_close(client: socket.socket) -> None:
 
 @pytest.mark.parametrize("leave", [reset, close, half_close])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_pitfall_1_28_a_client_that_leaves_in_prefill_frees_the_slot(
+async def test_a_client_that_leaves_in_prefill_frees_the_slot(
     cluster: FakeCluster, leave: Callable[[socket.socket], None], stream: bool
 ) -> None:
     cluster.prefills[0].token_s = 3600.0  # it never gets a token: nothing else could end it
@@ -75,7 +75,7 @@ async def test_pitfall_1_28_a_client_that_leaves_in_prefill_frees_the_slot(
 
 
 @pytest.mark.parametrize("leave", [reset, close, half_close])
-async def test_pitfall_1_28_a_client_that_leaves_in_decode_frees_the_slot(
+async def test_a_client_that_leaves_in_decode_frees_the_slot(
     cluster: FakeCluster, leave: Callable[[socket.socket], None]
 ) -> None:
     cluster.decodes[0].token_s = 0.01
@@ -86,7 +86,7 @@ async def test_pitfall_1_28_a_client_that_leaves_in_decode_frees_the_slot(
     assert cluster.sample("tsukimi_requests_ended_total", outcome="aborted") == 1
 
 
-async def test_pitfall_1_28_a_half_close_counts_with_full_buffers_too() -> None:
+async def test_a_half_close_counts_with_full_buffers_too() -> None:
     """What is still to be sent must not keep the connection open."""
     async with memory_cluster(buffer_bytes=1 << 30, stalled_s=3600.0) as cluster:
         client = await connect(cluster, FOR_EVER | {"stream": True}, small_window=True)
@@ -103,7 +103,7 @@ def waiting_bytes(cluster: FakeCluster) -> int:
     return sum(generation._outbox.size_bytes for generation in cluster.gateway.running.values())
 
 
-async def test_pitfall_1_28_a_trickle_that_is_never_read_is_noticed(cluster: FakeCluster) -> None:
+async def test_a_trickle_that_is_never_read_is_noticed(cluster: FakeCluster) -> None:
     """Long before anything of the gateway's own is full: the client's window is shut for stalled_s."""
     cluster.decodes[0].token_s = 0.1
     client = await connect(cluster, FOR_EVER | {"stream": True}, small_window=True)
@@ -128,7 +128,7 @@ def test_connections_inherit_the_watch_for_silence() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
 
 
-async def test_pitfall_1_25_a_client_that_never_reads_is_cut_off_with_a_reason(cluster: FakeCluster) -> None:
+async def test_a_client_that_never_reads_is_cut_off_with_a_reason(cluster: FakeCluster) -> None:
     client = await connect(cluster, FOR_EVER | {"stream": True}, small_window=True)
     await until(lambda: "slow_client" in cluster.decodes[0].cancelled.values(), timeout_s=60.0)
     assert not cluster.decodes[0].work
@@ -137,7 +137,7 @@ async def test_pitfall_1_25_a_client_that_never_reads_is_cut_off_with_a_reason(c
     client.close()
 
 
-async def test_pitfall_1_25_a_slow_reader_gets_fewer_larger_pieces() -> None:
+async def test_a_slow_reader_gets_fewer_larger_pieces() -> None:
     outbox = Outbox(2)
     for i in range(1000):
         outbox.put(Update(i % 2, text="ab"))

@@ -46,7 +46,7 @@ def events(said: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-async def test_pitfall_1_15_no_usage_unless_it_is_asked_for(
+async def test_no_usage_unless_it_is_asked_for(
     cluster: FakeCluster, options: dict[str, Any] | None
 ) -> None:
     said = await lines(cluster, chat(stream=True, stream_options=options))
@@ -54,14 +54,14 @@ async def test_pitfall_1_15_no_usage_unless_it_is_asked_for(
     assert not any("usage" in event for event in events(said))
 
 
-async def test_pitfall_1_15_usage_comes_once_and_last(cluster: FakeCluster) -> None:
+async def test_usage_comes_once_and_last(cluster: FakeCluster) -> None:
     said = events(await lines(cluster, chat(stream=True, stream_options={"include_usage": True})))
     assert [e["usage"] for e in said[:-1]] == [None] * (len(said) - 1)
     assert said[-1]["choices"] == []
     assert said[-1]["usage"]["completion_tokens"] == 3
 
 
-async def test_pitfall_1_15_stream_options_without_a_stream_are_refused(cluster: FakeCluster) -> None:
+async def test_stream_options_without_a_stream_are_refused(cluster: FakeCluster) -> None:
     for stream in (False, None):
         response = await cluster.http.post(
             CHAT, json=chat(stream=stream, stream_options={"include_usage": True})
@@ -77,14 +77,14 @@ async def test_a_chat_stream_greets_first_and_finishes_once(cluster: FakeCluster
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
-async def test_pitfall_1_13_characters_come_whole(cluster: FakeCluster) -> None:
+async def test_characters_come_whole(cluster: FakeCluster) -> None:
     said = events(await lines(cluster, chat("<<say:a漢😀b>>", stream=True)))
     pieces = [e["choices"][0]["delta"].get("content") for e in said]
     assert "".join(p for p in pieces if p) == "a漢😀b"
     assert not any("\ufffd" in p for p in pieces if p)
 
 
-async def test_pitfall_1_16_a_failure_before_the_first_token_is_a_true_error(cluster: FakeCluster) -> None:
+async def test_a_failure_before_the_first_token_is_a_true_error(cluster: FakeCluster) -> None:
     response = await cluster.http.post(CHAT, json=chat("<<fail>>", stream=True))
     assert response.status_code == 500
     assert response.json()["error"] == {
@@ -92,28 +92,28 @@ async def test_pitfall_1_16_a_failure_before_the_first_token_is_a_true_error(clu
     }  # fmt: skip
 
 
-async def test_pitfall_1_17_a_failure_in_the_stream_ends_it_with_an_error(cluster: FakeCluster) -> None:
+async def test_a_failure_in_the_stream_ends_it_with_an_error(cluster: FakeCluster) -> None:
     said = await lines(cluster, chat("<<fail:3>>", stream=True))
     assert "error" in events(said)[-1]
     assert "data: [DONE]" not in said
     assert not any(c["finish_reason"] for e in events(said)[:-1] for c in e["choices"])
 
 
-async def test_pitfall_1_16_an_error_after_a_sign_of_life_is_an_error_event(cluster: FakeCluster) -> None:
+async def test_an_error_after_a_sign_of_life_is_an_error_event(cluster: FakeCluster) -> None:
     cluster.slow_down(0.3)
     said = await lines(cluster, chat("<<fail>>", stream=True))
     assert said[0].startswith(":")
     assert set(events(said)[0]) == {"error"}
 
 
-async def test_pitfall_1_23_signs_of_life_while_prefill_works(cluster: FakeCluster) -> None:
+async def test_signs_of_life_while_prefill_works(cluster: FakeCluster) -> None:
     cluster.slow_down(0.35)
     said = await lines(cluster, chat("<<say:>>", stream=True))
     assert said.count(": keep-alive") >= 2
     assert said[-1] == "data: [DONE]"
 
 
-async def test_pitfall_8_3_ttft_is_the_first_text(cluster: FakeCluster) -> None:
+async def test_ttft_is_the_first_text(cluster: FakeCluster) -> None:
     cluster.prefills[0].token_s = 0.3
     began = asyncio.get_running_loop().time()
     async with cluster.http.stream("POST", CHAT, json=chat("<<say:ab>>", stream=True)) as response:
@@ -125,7 +125,7 @@ async def test_pitfall_8_3_ttft_is_the_first_text(cluster: FakeCluster) -> None:
     assert 0.3 <= ttft_s <= seen_s
 
 
-async def test_pitfall_8_3_an_answer_without_text_has_no_ttft(cluster: FakeCluster) -> None:
+async def test_an_answer_without_text_has_no_ttft(cluster: FakeCluster) -> None:
     await lines(cluster, chat("<<say:>>", stream=True))
     await cluster.idle()
     assert cluster.sample("tsukimi_ttft_seconds_count") == 0
@@ -157,7 +157,7 @@ MALFORMED: list[tuple[str, Any, str | None]] = [
 ]
 
 
-async def test_pitfall_1_5_malformed_requests_are_refused_by_name_and_harm_nobody(
+async def test_malformed_requests_are_refused_by_name_and_harm_nobody(
     cluster: FakeCluster,
 ) -> None:
     assert len(MALFORMED) >= 40
@@ -177,7 +177,7 @@ async def test_pitfall_1_5_malformed_requests_are_refused_by_name_and_harm_nobod
     assert cluster.sample("tsukimi_requests_ended_total", outcome="rejected") == len(MALFORMED)
 
 
-async def test_pitfall_6_1_a_large_body_names_the_limit(cluster: FakeCluster) -> None:
+async def test_a_large_body_names_the_limit(cluster: FakeCluster) -> None:
     for size in (1 << 21, 40 << 20):
         try:
             response = await cluster.http.post(CHAT, content=b" " * size)
@@ -189,7 +189,7 @@ async def test_pitfall_6_1_a_large_body_names_the_limit(cluster: FakeCluster) ->
     assert (await cluster.http.post(CHAT, json=chat())).status_code == 200
 
 
-async def test_pitfall_6_1_a_prompt_beyond_max_payload_names_both_sizes(cluster: FakeCluster) -> None:
+async def test_a_prompt_beyond_max_payload_names_both_sizes(cluster: FakeCluster) -> None:
     response = await cluster.http.post("/v1/completions", json={"model": "toy", "prompt": "x" * 400_000})
     assert response.status_code == 413
     message = response.json()["error"]["message"]
@@ -223,7 +223,7 @@ async def test_overload_tells_when_to_come_back(cluster: FakeCluster) -> None:
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
-async def test_pitfall_4_10_more_requests_than_allowed_are_refused_at_once(cluster: FakeCluster) -> None:
+async def test_more_requests_than_allowed_are_refused_at_once(cluster: FakeCluster) -> None:
     cluster.slow_down(0.2)
     busy = [asyncio.create_task(cluster.http.post(CHAT, json=chat())) for _ in range(4)]
     await until(lambda: cluster.gateway.choices_running == 4)
@@ -234,7 +234,7 @@ async def test_pitfall_4_10_more_requests_than_allowed_are_refused_at_once(clust
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
-async def test_pitfall_7_1_ready_means_that_a_request_would_find_its_way(cluster: FakeCluster) -> None:
+async def test_ready_means_that_a_request_would_find_its_way(cluster: FakeCluster) -> None:
     assert (await cluster.http.get("/live")).status_code == 200
     assert (await cluster.http.get("/ready")).status_code == 200
     await cluster.decodes[0].announce("draining")
@@ -272,7 +272,7 @@ async def test_drain_tells_those_whose_time_is_up(cluster: FakeCluster) -> None:
     assert events(await running)[-1]["error"]["code"] == "unavailable"
 
 
-async def test_pitfall_8_1_every_request_is_counted_once(cluster: FakeCluster) -> None:
+async def test_every_request_is_counted_once(cluster: FakeCluster) -> None:
     metrics = cluster.gateway.metrics
     await cluster.http.post(CHAT, json=chat())
     await cluster.http.post(CHAT, json=chat("<<fail:1>>"))

@@ -111,7 +111,7 @@ async def test_late_nodes_are_suspected_before_they_are_lost(house: House) -> No
     )
 
 
-async def test_pitfall_4_11_strangers_are_asked_who_they_are(house: House) -> None:
+async def test_strangers_are_asked_who_they_are(house: House) -> None:
     rolls: list[Any] = []
     await house.bus.subscribe_ordered(subjects.ROLL_CALL, dict, rolls.append)
     await asyncio.sleep(0.6)

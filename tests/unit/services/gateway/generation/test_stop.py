@@ -28,13 +28,13 @@ def expected(text: str, stops: list[str]) -> str:
     return text
 
 
-def test_pitfall_1_8_the_start_of_a_stop_string_does_not_leak() -> None:
+def test_the_start_of_a_stop_string_does_not_leak() -> None:
     finder = StopFinder(["DEFGHIJ"])
     assert told(finder, list(ALPHABET)) == ["A", "B", "C", "", "", "", "", "", "", ""]
     assert finder.met
 
 
-def test_pitfall_1_8_a_stop_string_over_token_boundaries_is_removed() -> None:
+def test_a_stop_string_over_token_boundaries_is_removed() -> None:
     assert "".join(told(StopFinder(["cd"]), ["abc", "def"])) == "ab"
     assert "".join(told(StopFinder(["😀"]), ["x", "😀", "y"])) == "x"
 
@@ -51,7 +51,7 @@ def test_the_earliest_of_several_counts() -> None:
     text=st.text(alphabet="ab", max_size=30),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_pitfall_1_8_letter_by_letter_it_is_the_first_complete_one(text: str, stops: list[str]) -> None:
+def test_letter_by_letter_it_is_the_first_complete_one(text: str, stops: list[str]) -> None:
     assert "".join(told(StopFinder(stops), list(text))) == expected(text, stops)
 
 
@@ -59,6 +59,6 @@ def test_pitfall_1_8_letter_by_letter_it_is_the_first_complete_one(text: str, st
     pieces=st.lists(st.text(alphabet="abc", max_size=4), max_size=10),
     stop=st.text(alphabet="abc", min_size=1, max_size=4),
 )
-def test_pitfall_1_8_no_byte_of_a_stop_string_is_told_in_any_grouping(pieces: list[str], stop: str) -> None:
+def test_no_byte_of_a_stop_string_is_told_in_any_grouping(pieces: list[str], stop: str) -> None:
     text = "".join(pieces)
     assert "".join(told(StopFinder([stop]), pieces)) == text.split(stop, 1)[0]
