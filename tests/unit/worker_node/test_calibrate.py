@@ -23,11 +23,14 @@ class PacedEngine:
         self.store: PageStore = self._toy.store
         self._slow = slow
         self.now = 0.0
+        self.largest_tokens = 0
+        """Of one sequence, its KV included."""
 
     def run(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
     ) -> list[SequenceResult]:
         tokens = sum(s.tokens for s in sequences)
+        self.largest_tokens = max(self.largest_tokens, *(s.start + s.tokens for s in sequences))
         if tokens > len(sequences):
             self.now += self._slow * (0.002 + 0.0003 * tokens)
         else:
@@ -64,7 +67,10 @@ def test_stays_within_its_budget() -> None:
 
 def test_few_pages_are_enough() -> None:
     engine = PacedEngine(pages=2)
-    calibrate(as_engine(engine), clock=engine.clock)
+    cost = calibrate(as_engine(engine), clock=engine.clock)
+    assert engine.now > 0.0
+    assert engine.largest_tokens == 2 * engine.spec.layout.block_tokens  # what two pages hold was timed, and no more
+    assert cost == SMALL_MODEL_CPU  # two lengths tell no time model: the prior stands
     engine.close()
 
 
