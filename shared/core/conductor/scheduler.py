@@ -207,6 +207,7 @@ class Placer:
         if not (limits.ttft_s or limits.tbt_s):
             return
         used = [p for p in (plan.prefill, plan.decode) if p is not None]
+        fitted = [p for p in used if not p.cost_given]
         able = [peers for peers in (asked.prefills, asked.decodes) if peers]
         refusal = self.admission.judge(
             Outlook(
@@ -214,7 +215,8 @@ class Placer:
                 tbt_s=plan.predicted.tbt_s,
                 queue_s=plan.predicted.queue_s,
                 decoding=plan.decode.book.requests if plan.decode else 0,
-                samples=min(p.samples for p in used),
+                samples=min((p.samples for p in fitted), default=0),
+                exact=not fitted,
                 idle=all(any(not p.book.requests for p in peers) for peers in able),
             ),
             retry=asked.request.retry,

@@ -246,6 +246,7 @@ class WorkerMachine(Residents[S]):
             self._blocks_seq,
             self.cost if self.worker.fit_cost else None,
             self._fit.samples(self.cost_kind) if self.worker.fit_cost else 0,
+            not self.worker.fit_cost,
         )
 
     def check(self) -> None:
