@@ -77,7 +77,10 @@ class NodeLoad(Struct, frozen=True, tag="node_load"):
     cost: CostCoefficients | None = None
     """The time model as fitted by now; None: as announced."""
     cost_samples: int = 0
-    """Measurements behind the time model that matters for the role (prefill steps, decode steps); 0: a guess."""
+    """Measurements behind the time model that matters for the role (prefill steps, decode steps); 0: a guess, unless it
+    is given."""
+    cost_given: bool = False
+    """The time model is the announced one and is taken as exact: the node measures nothing. So it is in the simulator."""
 
 
 class NodeLeft(Struct, frozen=True, tag="node_left"):

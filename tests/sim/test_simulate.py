@@ -122,6 +122,20 @@ def test_objectives_refuse_under_overload_and_are_kept(lines: list[bytes]) -> No
     assert held["ttft_s"]["p90"] < 6.0
 
 
+def test_an_idle_cluster_refuses_what_its_given_time_model_says_is_over() -> None:
+    """30 prompts of seconds each, a minute apart, nobody else there: the time model is exact, so each is refused."""
+    rows = [
+        b'{"timestamp": %d, "input_length": 30000, "output_length": 5, "hash_ids": [%s]}'
+        % (60_000 * i, b",".join(b"%d" % (100 * i + j) for j in range(59)))
+        for i in range(30)
+    ]
+    free = report(simulated(rows))
+    held = report(simulated(rows, ttft_slo_s=0.01))
+    assert (free["completed"], free["rejected"]) == (30, 0)
+    assert free["ttft_s"]["mean"] > 1.0
+    assert (held["completed"], held["rejected"], held["failed"]) == (0, 30, 0)
+
+
 def test_short_prompts_may_be_prefilled_where_they_are_decoded() -> None:
     rows = [
         b'{"timestamp": %d, "input_length": 50, "output_length": 20, "hash_ids": [%d]}' % (1000 * i, i)

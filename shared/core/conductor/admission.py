@@ -3,6 +3,8 @@
 A prediction can be wrong. So that a wrong one never starves a cluster that has nothing to do, nothing is refused on a
 model that has hardly been measured while nodes are idle, and even a measured one may refuse only a share of what
 arrives while nodes are idle: what is let in anyway is measured, which mends the model.
+
+A model that is given, not fitted, is exact: there is nothing to mend. It refuses all that is over an objective.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ class Outlook:
     decoding: int
     """Sequences on the decode node."""
     samples: int
-    """Measurements behind the less measured of the two predictions."""
+    """Measurements behind the least measured of the fitted time models."""
     idle: bool
     """Nodes stand idle that could serve it."""
+    exact: bool = False
+    """All time models behind it are given, none is fitted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,7 +44,7 @@ class Refusal:
 
 
 class Admission:
-    """Judges one request at a time; remembers only how often it lately refused while nodes were idle."""
+    """Judges one request at a time; remembers only how often fitted models lately refused while nodes were idle."""
 
     def __init__(self, objectives: Objectives) -> None:
         self.objectives = objectives
@@ -54,7 +58,7 @@ class Admission:
         if refusal is not None and (retry or self._doubtful(outlook)):
             self.let_through += 1
             refusal = None
-        if outlook.idle:
+        if outlook.idle and not outlook.exact:
             self._idle_verdicts.append(refusal is not None)
         return refusal
 
@@ -75,7 +79,7 @@ class Admission:
         return None
 
     def _doubtful(self, outlook: Outlook) -> bool:
-        if not outlook.idle:
+        if outlook.exact or not outlook.idle:
             return False
         if outlook.samples < self.objectives.min_samples:
             return True

@@ -71,6 +71,11 @@ class NodeState:
         """Measurements behind its time model."""
         return self.load.cost_samples if self.load else 0
 
+    @property
+    def cost_given(self) -> bool:
+        """Its time model is exact, however little was measured."""
+        return self.load is not None and self.load.cost_given
+
 
 @dataclass(slots=True, eq=False)
 class ModelGroup:

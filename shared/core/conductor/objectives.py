@@ -11,7 +11,8 @@ class Objectives(Struct, frozen=True):
     ttft_s: float = 0.0
     tbt_s: float = 0.0
     min_samples: int = 8
-    """A time model with fewer measurements is a guess."""
+    """A fitted time model with fewer measurements is a guess; a given one never is."""
     idle_refusals: float = 0.5
-    """Most of what arrives while nodes are idle that may be refused, as a share of the last `window`."""
+    """Most of what arrives while nodes are idle that fitted time models may refuse, as a share of the last
+    `window`."""
     window: int = 20

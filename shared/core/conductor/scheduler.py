@@ -209,15 +209,17 @@ class Scheduler:
         if not (limits.ttft_s or limits.tbt_s):
             return
         used = [p for p in (plan.prefill, plan.decode) if p is not None]
-        able = [node_states for node_states in (asked.prefills, asked.decodes) if node_states]
+        fitted = [p for p in used if not p.cost_given]
+        able = [nodes for nodes in (asked.prefills, asked.decodes) if nodes]
         refusal = self.admission.judge(
             Outlook(
                 ttft_s=plan.predicted.ttft_s,
                 tbt_s=plan.predicted.tbt_s,
                 queue_s=plan.predicted.queue_s,
                 decoding=plan.decode.estimate.requests if plan.decode else 0,
-                samples=min(p.samples for p in used),
-                idle=all(any(not p.estimate.requests for p in node_states) for node_states in able),
+                samples=min((p.samples for p in fitted), default=0),
+                exact=not fitted,
+                idle=all(any(not p.estimate.requests for p in nodes) for nodes in able),
             ),
             retry=asked.request.retry,
         )

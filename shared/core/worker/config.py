@@ -36,7 +36,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """Keep computed blocks findable in own memory; False in simulations where the pool is all the cache there is."""
     cost: CostCoefficients = SMALL_MODEL_CPU
     fit_cost: bool = True
-    """Learn the time model from own measurements."""
+    """Learn the time model from own measurements. False: `cost` is given, and reported as exact."""
 
 
 class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):

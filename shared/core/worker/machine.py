@@ -227,25 +227,26 @@ class WorkerMachine(AttemptTable[S]):
     def load(self, now: float, seq: int = 0, stage: Stage = "ready", *, totals: bool = True) -> NodeLoad:
         """How busy the node is: its heartbeat. `totals` off: without the counters, which nobody plans by."""
         running, waiting, batch_tokens = self._tally()
-        pool = self.pool
+        pool, fits = self.pool, self.worker.fit_cost
         return NodeLoad(
-            self.worker.node,
-            self.worker.incarnation,
-            self.role,
-            seq,
-            "draining" if self._drain_deadline is not None else stage,
-            running,
-            waiting,
-            pool.total,
-            pool.held,
-            pool.cached,
-            self._backlog_s if self._backlog_s > 0.0 else 0.0,
-            batch_tokens,
-            self.attempts(),
-            self.counters.copy() if totals else {},
-            self._blocks_seq,
-            self.cost if self.worker.fit_cost else None,
-            self._fit.samples(self.cost_kind) if self.worker.fit_cost else 0,
+            node=self.worker.node,
+            incarnation=self.worker.incarnation,
+            role=self.role,
+            seq=seq,
+            stage="draining" if self._drain_deadline is not None else stage,
+            running=running,
+            waiting=waiting,
+            kv_blocks=pool.total,
+            kv_blocks_held=pool.held,
+            kv_blocks_cached=pool.cached,
+            queue_s=self._backlog_s if self._backlog_s > 0.0 else 0.0,
+            batch_tokens=batch_tokens,
+            attempts=self.attempts(),
+            counters=self.counters.copy() if totals else {},
+            block_events_seq=self._blocks_seq,
+            cost=self.cost if fits else None,
+            cost_samples=self._fit.samples(self.cost_kind) if fits else 0,
+            cost_given=not fits,
         )
 
     def check(self) -> None:

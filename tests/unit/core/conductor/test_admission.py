@@ -5,9 +5,16 @@ from shared.core.conductor.objectives import Objectives
 
 
 def outlook(
-    ttft_s: float = 1.0, tbt_s: float = 0.05, queue_s: float = 0.5, samples: int = 100, idle: bool = False
+    ttft_s: float = 1.0,
+    tbt_s: float = 0.05,
+    queue_s: float = 0.5,
+    samples: int = 100,
+    idle: bool = False,
+    exact: bool = False,
 ) -> Outlook:
-    return Outlook(ttft_s=ttft_s, tbt_s=tbt_s, queue_s=queue_s, decoding=4, samples=samples, idle=idle)
+    return Outlook(
+        ttft_s=ttft_s, tbt_s=tbt_s, queue_s=queue_s, decoding=4, samples=samples, idle=idle, exact=exact
+    )
 
 
 def test_without_objectives_everything_is_taken() -> None:
@@ -49,3 +56,18 @@ def test_even_a_measured_model_refuses_only_a_share_while_nodes_are_idle() -> No
 def test_under_load_the_model_is_trusted() -> None:
     admission = Admission(Objectives(ttft_s=2.0))
     assert all(admission.judge(outlook(ttft_s=20.0)) for _ in range(100))
+
+
+def test_a_given_model_refuses_all_that_is_over_even_while_nodes_are_idle() -> None:
+    admission = Admission(Objectives(ttft_s=2.0))
+    assert all(admission.judge(outlook(ttft_s=20.0, samples=0, idle=True, exact=True)) for _ in range(100))
+    assert admission.judge(outlook(ttft_s=2.0, samples=0, idle=True, exact=True)) is None
+    assert admission.let_through == 0
+
+
+def test_what_a_given_model_refuses_leaves_the_share_of_fitted_ones_alone() -> None:
+    plain, mixed = (Admission(Objectives(ttft_s=2.0)) for _ in range(2))
+    fitted = outlook(ttft_s=20.0, idle=True)
+    for _ in range(50):
+        mixed.judge(outlook(ttft_s=20.0, samples=0, idle=True, exact=True))
+        assert (mixed.judge(fitted) is None) == (plain.judge(fitted) is None)

@@ -200,6 +200,26 @@ def test_a_wrong_prior_refuses_nobody_while_nodes_are_idle() -> None:
     assert cluster.machine.let_through == 20
 
 
+def test_an_idle_cluster_of_given_time_models_refuses_all_that_is_over() -> None:
+    cluster = ClusterOf(1, 1, objectives=Objectives(ttft_s=0.05))
+    for _ in range(20):
+        cluster.now += 3.0
+        cluster.report("p-0", "prefill", cost_given=True)
+        cluster.report("d-0", "decode", cost_given=True)
+        assert cluster.refused(1000).code == "overloaded"
+    assert cluster.place(10)
+    assert cluster.machine.let_through == 0
+
+
+def test_one_fitted_time_model_among_given_ones_is_trusted_by_its_own_samples() -> None:
+    cluster = ClusterOf(1, 1, objectives=Objectives(ttft_s=0.05, idle_refusals=1.0))
+    cluster.report("p-0", "prefill", cost_given=True)
+    cluster.report("d-0", "decode", cost_samples=50)
+    assert cluster.refused(1000).code == "overloaded"
+    cluster.report("d-0", "decode", cost_samples=0)
+    assert cluster.place(1000)
+
+
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 

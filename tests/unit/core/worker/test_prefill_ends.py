@@ -251,10 +251,16 @@ def test_queue_prediction_follows_the_work() -> None:
     assert bench.machine.load(bench.now).queue_s < seen[2]
 
 
+def test_a_time_model_that_is_not_fitted_is_reported_as_given() -> None:
+    load = prefill_bench(fit_cost=False).machine.load(0.0)
+    assert (load.cost, load.cost_samples, load.cost_given) == (None, 0, True)
+
+
 def test_the_time_model_learns_from_steps() -> None:
     bench = prefill_bench(pages=64)
     before = bench.machine.load(bench.now)
     assert before.cost_samples == 0
+    assert not before.cost_given
     for i in range(6):
         prefilled(bench, f"a{i}", prompt_of(8 + i, i))
     load = bench.machine.load(bench.now)
