@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from shared.core.conductor.load_estimate import NodeBook
 from shared.core.conductor.membership import Member
+from shared.core.conductor.served_models import chosen_specs, kv_kind
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import Incarnation, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
@@ -91,7 +92,9 @@ class Roster:
 
     def rebuild(self, members: Iterable[Member]) -> list[NodeRef]:
         """Returns the lives that turn out foreign: their model's KVCache does not fit its team's. The team's is that of
-        the node that joined first. Each is returned once."""
+        the chosen spec of its name (core.conductor.served_models). Each is returned once, as long as it stays so."""
+        members = list(members)
+        specs = chosen_specs(members)
         peers: dict[tuple[NodeId, Incarnation], Peer] = {}
         foreign: dict[tuple[NodeId, Incarnation], NodeRef] = {}
         self.teams, self.caches, self.caches_on = {}, [], {}
@@ -101,7 +104,7 @@ class Roster:
                 continue
             peer = self._peers.get(life) or Peer(NodeBook(self._stale_s))
             peer.announced(member.info, self._prior)
-            if self._enrol(peer):
+            if self._enrol(peer, specs):
                 peers[life] = peer
             else:
                 foreign[life] = member.ref
@@ -129,7 +132,7 @@ class Roster:
         assert len(enrolled) == len(self._peers), "a peer is in no list, or in two"
         assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches by host disagree"
 
-    def _enrol(self, peer: Peer) -> bool:
+    def _enrol(self, peer: Peer, specs: dict[str, ModelSpec]) -> bool:
         info = peer.info
         if info.role == "cache":
             self.caches.append(peer)
@@ -137,12 +140,10 @@ class Roster:
             return True
         if info.model is None:
             return False
-        layout = info.model.layout
-        team = self.teams.setdefault(
-            info.model.name, Team(info.model, layout.block_tokens, layout.block_bytes)
-        )
-        if (info.model.namespace, info.model.layout) != (team.spec.namespace, team.spec.layout):
+        spec = specs[info.model.name]
+        if kv_kind(info.model) != kv_kind(spec):
             return False
+        team = self.teams.setdefault(spec.name, Team(spec, spec.layout.block_tokens, spec.layout.block_bytes))
         (team.prefills if info.role == "prefill" else team.decodes).append(peer)
         team.by_node[peer.node] = peer
         return True
