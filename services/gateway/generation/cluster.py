@@ -10,6 +10,7 @@ import structlog
 from msgspec import Struct
 
 from shared.core.conductor.membership import Change, Member, Membership
+from shared.core.conductor.served_models import chosen_specs, kv_kind
 from shared.core.machine import BusFound, BusLost, Event
 from shared.core.request import events as ev
 from shared.io.bus import Bus
@@ -89,8 +90,6 @@ class Cluster:
 
     def _on_info(self, info: NodeInfo) -> None:
         self._pass_on(self.members.announced(info, time.monotonic()))
-        if info.model is not None and info.role in ("prefill", "decode"):
-            self._want(info.model)
 
     def _on_load(self, load: NodeLoad) -> None:
         self._pass_on(self.members.loaded(load, time.monotonic()))
@@ -120,6 +119,7 @@ class Cluster:
             if (self._roll_call_due or self.members.strangers) and self._bus.connected:
                 self._roll_call_due = self.members.strangers = False
                 await self._call_roll()
+            self._wanted = self._unserved()
             if self._wanted and now >= self._retry_text_at:
                 await self._load()
             await asyncio.sleep(LOOK_S)
@@ -143,13 +143,18 @@ class Cluster:
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    def _want(self, spec: ModelSpec) -> None:
-        """Serve this model, unless another of its name is still served by somebody alive."""
-        served = self.models.get(spec.name)
-        if served is None:
-            self._wanted.setdefault(spec.name, spec)
-        elif served.spec != spec and not any(m.alive and m.info.model == served.spec for m in self.members):
-            self._wanted[spec.name] = spec
+    def _unserved(self) -> dict[str, ModelSpec]:
+        """The chosen specs that are not served yet, and those wanted before whose nodes are all lost for now.
+
+        One served is as good as the chosen one while its KV is of the same kind and somebody alive announces it."""
+        announced = [m.info.model for m in self.members if m.alive]
+        chosen = chosen_specs(self.members)
+        wanted = {name: spec for name, spec in self._wanted.items() if name not in chosen}
+        for name, spec in chosen.items():
+            served = self.models.get(name)
+            if served is None or kv_kind(served.spec) != kv_kind(spec) or served.spec not in announced:
+                wanted[name] = spec
+        return wanted
 
     async def _load(self) -> None:
         for name, spec in list(self._wanted.items()):

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from shared.core.conductor.load_estimate import LoadEstimate
 from shared.core.conductor.membership import Member
+from shared.core.conductor.served_models import chosen_specs, kv_kind
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import Incarnation, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
@@ -103,7 +104,9 @@ class NodeRegistry:
 
     def rebuild(self, members: Iterable[Member]) -> list[NodeRef]:
         """Returns the lives that turn out foreign: their model's KVCache does not fit its group's. The group's is that of
-        the node that joined first. Each is returned once."""
+        the chosen spec of its name (core.conductor.served_models). Each is returned once, as long as it stays so."""
+        members = list(members)
+        specs = chosen_specs(members)
         node_states: dict[tuple[NodeId, Incarnation], NodeState] = {}
         foreign: dict[tuple[NodeId, Incarnation], NodeRef] = {}
         self.groups, self.caches, self.caches_on = {}, [], {}
@@ -113,7 +116,7 @@ class NodeRegistry:
                 continue
             node_state = self._nodes.get(life) or NodeState(LoadEstimate(self._stale_s))
             node_state.announced(member.info, self._prior)
-            if self._enrol(node_state):
+            if self._enrol(node_state, specs):
                 node_states[life] = node_state
             else:
                 foreign[life] = member.ref
@@ -141,7 +144,7 @@ class NodeRegistry:
         assert len(enrolled) == len(self._nodes), "a node is in no list, or in two"
         assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches by host disagree"
 
-    def _enrol(self, node_state: NodeState) -> bool:
+    def _enrol(self, node_state: NodeState, specs: dict[str, ModelSpec]) -> bool:
         info = node_state.info
         if info.role == "cache":
             self.caches.append(node_state)
@@ -149,12 +152,10 @@ class NodeRegistry:
             return True
         if info.model is None:
             return False
-        layout = info.model.layout
-        group = self.groups.setdefault(
-            info.model.name, ModelGroup(info.model, layout.block_tokens, layout.block_bytes)
-        )
-        if (info.model.namespace, info.model.layout) != (group.spec.namespace, group.spec.layout):
+        spec = specs[info.model.name]
+        if kv_kind(info.model) != kv_kind(spec):
             return False
+        group = self.groups.setdefault(spec.name, ModelGroup(spec, spec.layout.block_tokens, spec.layout.block_bytes))
         (group.prefills if info.role == "prefill" else group.decodes).append(node_state)
         group.by_node[node_state.node] = node_state
         return True

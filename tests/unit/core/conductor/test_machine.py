@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from shared.core.conductor.events import (
     AskSnapshot,
@@ -288,6 +289,20 @@ def test_a_node_with_another_namespace_is_told_of_and_gets_no_work() -> None:
     cluster.feed(NodeAnnounced(other))
     assert notices(cluster, "foreign") == ["d-9"]
     assert {names(cluster.place(attempt=f"a{i}/0/0"))[1] for i in range(5)} == {"d-0"}
+
+
+def test_of_two_specs_of_a_name_the_most_ready_nodes_get_work_whoever_joined_first() -> None:
+    other = replace(SPEC, namespace=b"z" * 16)
+    cluster = ClusterOf(0, 1)
+    assert names(cluster.place(retry=True)) == (None, "d-0")
+    cluster.join("d-1", "decode", model=other)
+    assert names(cluster.place(retry=True)) == (None, "d-0")
+    assert notices(cluster, "foreign") == ["d-1"]
+    cluster.join("p-1", "prefill", model=other)
+    assert names(cluster.place()) == ("p-1", "d-1")
+    assert notices(cluster, "foreign") == ["d-1", "d-0"]
+    cluster.feed(NodeDeparted("d-1", "1"))
+    assert names(cluster.place(retry=True)) == (None, "d-0")
 
 
 def test_a_restarted_conductor_is_complete_after_one_round() -> None:

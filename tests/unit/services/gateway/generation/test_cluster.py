@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from services.gateway.generation.cluster import Cluster
+from shared.core.conductor.node_registry import NodeRegistry
 from shared.core.machine import BusFound, BusLost
 from shared.core.request import events as ev
 from shared.engine.toy.engine import toy_spec
 from shared.io.memory_bus import MemoryBroker
 from shared.protocol import subjects
-from shared.protocol.cluster import NodeInfo, NodeLoad
+from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
 from shared.protocol.model import ModelSpec
@@ -75,7 +76,8 @@ async def test_a_model_is_served_once_announced_and_stays(house: House) -> None:
 
 
 async def test_another_spec_of_the_name_replaces_it_when_nobody_serves_the_first(house: House) -> None:
-    other = msgspec.structs.replace(SPEC, namespace=b"x" * 16)
+    other = msgspec.structs.replace(SPEC, namespace=b"\xff" * 16)
+    house.cluster.members.lost_after_s = 60.0
     await house.announce("decode-0")
     await until(lambda: "toy" in house.cluster.models)
     await house.announce("decode-1", spec=other)
@@ -84,6 +86,32 @@ async def test_another_spec_of_the_name_replaces_it_when_nobody_serves_the_first
     await house.announce("decode-0", incarnation="2", spec=other)
     await until(lambda: house.cluster.models["toy"].spec == other)
     assert ev.NodeLost("decode-0", "1") in house.told
+
+
+async def test_of_two_specs_of_a_name_the_one_of_most_ready_nodes_is_served_whoever_came_first(
+    house: House,
+) -> None:
+    other = msgspec.structs.replace(SPEC, namespace=b"\xff" * 16)
+    house.cluster.members.lost_after_s = 60.0
+    await house.announce("decode-0")
+    await until(lambda: "toy" in house.cluster.models)
+    await house.announce("decode-1", spec=other)
+    await house.announce("prefill-1", spec=other)
+    await until(lambda: house.cluster.models["toy"].spec == other)
+    registry = NodeRegistry(stale_s=5.0, prior=CostCoefficients())
+    registry.rebuild(house.cluster.members)
+    assert registry.groups["toy"].spec == other
+
+
+async def test_a_served_spec_whose_kv_is_the_chosen_ones_stays(house: House) -> None:
+    elsewhere = msgspec.structs.replace(SPEC, path="/elsewhere")
+    house.cluster.members.lost_after_s = 60.0
+    await house.announce("decode-0")
+    await until(lambda: "toy" in house.cluster.models)
+    await house.announce("decode-1", spec=elsewhere)
+    await house.announce("prefill-1", spec=elsewhere)
+    await asyncio.sleep(0.6)
+    assert house.cluster.models["toy"].spec == SPEC
 
 
 async def test_a_model_without_a_tokenizer_here_is_a_problem_until_it_is_found(
