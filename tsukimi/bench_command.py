@@ -44,6 +44,7 @@ def bench_prefix(
 
 @bench.command("serve")
 def bench_serve(
+    *,
     url: Annotated[
         str,
         typer.Option(

@@ -28,6 +28,7 @@ app.add_typer(bench, name="bench")
 
 @app.command()
 def up(
+    *,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill nodes; 0: decode nodes prefill.")] = 1,
     prefill_stages: Annotated[
         int, typer.Option(min=1, help="Processes of each prefill node, every one with a slice of the layers.")

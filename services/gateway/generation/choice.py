@@ -36,7 +36,8 @@ class Choice:
         index: int,
         machine: RequestMachine,
         text: AnswerText,
-        calls: NodeClient,
+        node_client: NodeClient,
+        *,
         cancel: CancelAttempt,
         told: Callable[[Update], None],
         failed: Callable[[TsukimiError], None],
@@ -48,7 +49,7 @@ class Choice:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self._text = text
-        self._calls = calls
+        self._node_client = node_client
         self._cancel = cancel
         self._told = told
         self._failed = failed
@@ -96,13 +97,13 @@ class Choice:
             case ev.SetTimer():
                 return _ring(command.at)
             case ev.AskPlace():
-                return self._calls.place(command)
+                return self._node_client.place(command)
             case ev.Reserve():
-                return self._calls.reserve(command)
+                return self._node_client.reserve(command)
             case ev.SubmitPrefill():
-                return self._calls.submit(command)
+                return self._node_client.submit(command)
             case ev.AskSync():
-                return self._calls.sync(command)
+                return self._node_client.sync(command)
             case ev.Cancel():
                 self._cancel(command)
             case ev.Finish():

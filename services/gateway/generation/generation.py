@@ -41,7 +41,7 @@ class Generation:
         text: TextModel,
         owner: Owner,
         lifecycle: ev.LifecycleConfig,
-        calls: NodeClient,
+        node_client: NodeClient,
         cancel: CancelAttempt,
         buffer_bytes: int,
         recorder: Recorder | None = None,
@@ -56,12 +56,12 @@ class Generation:
                 i,
                 RequestMachine(choice_spec(request, i, owner), lifecycle),
                 AnswerText(text.detokenizer(), StopFinder(request.stop), request.stop_token_ids),
-                calls,
-                cancel,
-                self._told,
-                self._failed,
-                request.wants_ids,
-                recorder,
+                node_client,
+                cancel=cancel,
+                told=self._told,
+                failed=self._failed,
+                wants_ids=request.wants_ids,
+                recorder=recorder,
             )
             for i in range(request.choices)
         ]

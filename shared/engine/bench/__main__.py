@@ -53,6 +53,7 @@ class EngineReport(Struct, frozen=True):
 
 
 def main(
+    *,
     model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     peer_dtype: Annotated[str, typer.Option(help="transformers' format; default: the same.")] = "",

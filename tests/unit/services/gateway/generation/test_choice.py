@@ -81,9 +81,9 @@ class World:
             machine or Scripted(self.trace, plan),
             AnswerText(Letters(), StopFinder(("B",))),  # type: ignore[arg-type]
             NodeClient(),  # type: ignore[arg-type]
-            lambda command: self.trace.append("cancel"),
-            self._told,
-            self.errors.append,
+            cancel=lambda command: self.trace.append("cancel"),
+            told=self._told,
+            failed=self.errors.append,
             recorder=recorder,
         )
 
