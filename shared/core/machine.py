@@ -1,6 +1,6 @@
 """What a role's decisions look like: events in, commands out, time as an argument.
 
-The live driver (io.driver) and the simulator feed the very same machines. Events and commands are frozen msgspec
+The live driver (io.driver) and the simulator feed the same machines. Events and commands are frozen msgspec
 structs, so a recorded run can be replayed and must give identical commands.
 """
 
@@ -19,16 +19,16 @@ class Event(Struct, frozen=True, tag=True):
 
 
 class MachineMade(Event, frozen=True):
-    """First in a recording, and after each restart: what the machine that follows was made of. Fed to nobody."""
+    """How the machine that follows was made. First in a recording, and after each restart. Not fed to any machine."""
 
     machine: str
     """Name of its class."""
     config: bytes
-    """The config that makes it again, msgpack."""
+    """The config to make it again from, as msgpack."""
 
 
 class Command(Struct, frozen=True, tag=True):
-    """Something to do. Named in the imperative. One that runs ends in an event, failures included."""
+    """Something to do. Named in the imperative. One that takes time ends in an event, also if it fails."""
 
 
 class Ticked(Event, frozen=True):
@@ -50,7 +50,8 @@ class Machine(Protocol[E_contra]):
     """One role's state. `handle` alone mutates it."""
 
     def handle(self, event: E_contra, now: float) -> list[Any]:
-        """Commands in the order to carry out. `now` never decreases. Unknown ids are ignored, repeats harmless."""
+        """Returns commands in the order to carry them out. `now` never decreases. Unknown ids are ignored; repeats are
+        harmless."""
         ...
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Who is there and how busy: announcements, heartbeats and block events."""
+"""Which nodes exist and how busy they are: announcements, heartbeats and block events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NodeInfo(Struct, frozen=True, tag="node_info"):
     role: Role
     stage: Stage
     detail: str = ""
-    """What the stage is doing now, for people."""
+    """What the stage is doing now; human-readable."""
     version: str = ""
     pid: int = 0
     model: ModelSpec | None = None
@@ -50,7 +50,7 @@ class NodeInfo(Struct, frozen=True, tag="node_info"):
 
 
 class NodeLoad(Struct, frozen=True, tag="node_load"):
-    """Heartbeat, sent every `heartbeat_s` and on change. From: every service. Redelivery harmless; seq orders."""
+    """Heartbeat, sent every `heartbeat_s` and on change. From: every service. Redelivery is harmless: seq orders them."""
 
     node: NodeId
     incarnation: Incarnation
@@ -69,18 +69,18 @@ class NodeLoad(Struct, frozen=True, tag="node_load"):
     batch_tokens: int = 0
     """Decode: KV tokens of the running batch."""
     attempts: tuple[AttemptId, ...] = ()
-    """All attempts the node has accepted and not ended: what its queue_s and batch_tokens already count."""
+    """All attempts the node has accepted and not ended. queue_s and batch_tokens already include them."""
     counters: dict[str, float] = {}
     """Monotonic totals for status, metrics and tests, e.g. prompt_tokens_computed, bytes_received."""
     block_events_seq: int = 0
     """Sequence number of the last BlockEvents published (a receiver behind it has lost some)."""
     cost: CostCoefficients | None = None
-    """The time model as fitted by now; None: as announced."""
+    """The time model as fitted so far. None: use the announced one."""
     cost_samples: int = 0
-    """Measurements behind the time model that matters for the role (prefill steps, decode steps); 0: a guess, unless it
-    is given."""
+    """Measurements behind the time model of the role: prefill steps or decode steps. 0: the model is a guess, unless
+    cost_given."""
     cost_given: bool = False
-    """The time model is the announced one and is taken as exact: the node measures nothing. So it is in the simulator."""
+    """The time model is the announced one, taken as exact; the node measures nothing. The simulator does this."""
 
 
 class NodeLeft(Struct, frozen=True, tag="node_left"):
@@ -93,10 +93,10 @@ class RollCall(Struct, frozen=True, tag="roll_call"):
 
 
 class BlockEvents(Struct, frozen=True, tag="block_events"):
-    """Blocks that a node began or ceased to hold, in order. A gap in seq means: ask for a snapshot.
+    """Blocks that a node began or ceased to hold, in order. After a gap in seq the receiver asks for a snapshot.
 
-    From: prefill, decode and cache nodes. To: conductor. Each key stands on its own: unknown ones are skipped.
-    Stored blocks are published only once they can be read.
+    From: prefill, decode and cache nodes. To: conductor. Each key is independent; unknown ones are skipped.
+    A stored block is published only once it can be read.
     """
 
     node: NodeId
@@ -112,7 +112,7 @@ class SnapshotAsked(Struct, frozen=True, tag="snapshot_asked"):
 
 
 class BlockSnapshotPart(Struct, frozen=True, tag="block_snapshot_part"):
-    """One part of all keys held after event `seq`; parts are numbered 0..parts-1 and kept under max_payload."""
+    """One part of the set of all keys held after event `seq`. Parts are numbered 0..parts-1; each fits max_payload."""
 
     node: NodeId
     incarnation: Incarnation

@@ -1,15 +1,15 @@
-"""Everything that may go wrong on purpose.
+"""All expected errors.
 
     TsukimiError
     ├── Invalid            the request is wrong; names the field; never retried
     │   └── TooLarge       it does not fit a limit; carries both sizes
     ├── Overloaded         refused now; carries retry_after_s
-    ├── Unavailable        nobody answers for it now; retried elsewhere
-    ├── DeadlineExceeded   the time given ran out
+    ├── Unavailable        no node can serve it now; retried elsewhere
+    ├── DeadlineExceeded   its time budget ran out
     ├── BlockMissing       a KVCache block is not there; recompute
     ├── BlockCorrupt       a KVCache block failed its checksum; drop and recompute
     ├── Refused            a peer speaks another layout, namespace or version; loud, never retried
-    ├── Cancelled          the client left
+    ├── Cancelled          the client disconnected or cancelled
     └── Internal           a bug; details stay in the log
 
 Anything else is a bug: logged with its traceback and sent as Internal.
@@ -21,7 +21,8 @@ from msgspec import Struct
 
 
 class TsukimiError(Exception):
-    """Base. `code` is stable and goes over the wire; `retryable` says whether another node or moment may do."""
+    """Base. `code` is stable and goes over the wire; `retryable` says whether it may work on another node or
+    later."""
 
     code = "internal"
     retryable = False

@@ -1,17 +1,17 @@
 """Generation over NATS, for clients of the cluster: one request in, a stream of numbered events out.
 
 Publish a call to `subjects.GENERATE` with a reply subject. Events come to the reply subject, numbered 0, 1, 2 ...;
-the last has `last` set, and carries the error if there is one. Nothing comes after it. Whoever listens no more to the
-reply subject has left: the generation ends with the next event. (Events carry a reply subject of the gateway's, at which
-the server says so; nothing is to be sent there.) A call is msgpack of
-GenerateCall, or JSON of the same fields; events come in the encoding of the call:
+the last has `last` set, and carries the error if there is one. No event follows it. A client that stops listening on the reply subject has
+left, and its generation ends with the next event. (Each event carries a reply subject on which nats-server tells the
+gateway that nobody listens. Clients must not send anything there.) A call is GenerateCall as msgpack, or as JSON with
+the same fields; events come in the encoding of the call:
 
     nats request tsukimi.v1.generate --replies=0 --timeout 30s \\
         '{"kind":"chat","body":{"model":"toy","messages":[{"role":"user","content":"hello"}]}}'
 
 A body is what POST /v1/chat/completions (or /v1/completions) takes; a chunk is what its stream sends. `stream` in the
-body does not matter, usage is always told. To end a generation before its time publish GenerateCancel with its id to
-`subjects.GENERATE_CANCEL` (every gateway hears it; unknown ids are ignored).
+body has no effect, and usage is always included. To end a generation early, publish GenerateCancel with its id to
+`subjects.GENERATE_CANCEL` (it reaches every gateway; unknown ids are ignored).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shared.protocol.ids import RequestId
 
 
 class GenerateCall(Struct, frozen=True):
-    """From: any client. To: one gateway. Not idempotent: sent twice, it is generated twice."""
+    """From: any client. To: one gateway. Not idempotent: a call sent twice is generated twice."""
 
     kind: Literal["chat", "completion"]
     body: dict[str, Any]
     id: RequestId = ""
-    """Names the generation, for GenerateCancel; minted if empty, at most 128 characters."""
+    """Names the generation, for GenerateCancel. At most 128 characters; if empty, the gateway makes one."""
 
 
 class GenerateEvent(Struct, frozen=True, omit_defaults=True):
@@ -40,7 +40,7 @@ class GenerateEvent(Struct, frozen=True, omit_defaults=True):
     seq: int
     """0, 1, 2 ...: a gap means that the bus lost an event."""
     chunk: Any = None
-    """A chat.completion.chunk or text_completion. None: a sign of life."""
+    """A chat.completion.chunk or text_completion. None: a keep-alive without content."""
     last: bool = False
     error: WireError | None = None
     """Why the generation failed; only with `last`."""

@@ -1,4 +1,4 @@
-"""What a prefill node tells the decode node with the last of a prompt's KV, over the data plane."""
+"""What a prefill node sends to the decode node along with the end of a prompt's KV, over the data plane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.protocol.sampling import TokenLogprob
 
 
 class HandoffInfo(Struct, frozen=True):
-    """Rides on the commit of a landing (msgpack)."""
+    """Sent as msgpack inside the commit of a landing."""
 
     first_token: int
     first_logprob: TokenLogprob | None = None

@@ -1,7 +1,7 @@
-"""Names of things.
+"""Ids of nodes, requests, attempts and blocks.
 
-Every process start has an incarnation, every try of a request an attempt: whatever is in flight carries both, so
-that what an earlier life or an earlier try left behind is recognised and fenced off.
+Every process start has an incarnation, and every try of a request has an attempt id. Everything in flight carries both,
+so that leftovers of an earlier life or an earlier try are recognised and rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BlockKey = bytes
 """16 bytes: blake2b-128 over parent key and token ids, rooted in a namespace digest (see core.kv.block_keys)."""
 
 LandingId = bytes
-"""16 bytes naming room reserved at a receiver; a writer that does not know a live one cannot write."""
+"""16 bytes that name room reserved at a receiver. A writer must know the id of an open landing to write into it."""
 
 Role = Literal["gateway", "conductor", "prefill", "decode", "cache"]
 
@@ -42,7 +42,7 @@ class NodeRef(Struct, frozen=True):
     shm: str = ""
     """Name of its abstract unix socket for same-host shared-memory transfers; empty if it has none."""
     host: str = ""
-    """Which machine it is on; equal hosts may use shared memory."""
+    """The machine it is on. Nodes with equal hosts may use shared memory."""
 
 
 def new_incarnation() -> Incarnation:

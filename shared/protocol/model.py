@@ -1,4 +1,4 @@
-"""What a model's KVCache looks like: facts two nodes must agree on before a byte of KV moves between them."""
+"""The layout of a model's KVCache. Two nodes must agree on it before any KV moves between them."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ class ModelSpec(Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     layout: KVLayout
     namespace: bytes
-    """Digest of all that makes KV incompatible: weights, dtype, layout, block size, rope config, salt (16 bytes)."""
+    """16-byte digest of everything that makes KV incompatible: weights, dtype, layout, block size, rope config, salt."""

@@ -1,6 +1,6 @@
 """The messages that carry one request through the cluster.
 
-Times that travel are budgets (seconds remaining): each hop turns one into a deadline on its own clock.
+Messages carry time budgets (seconds remaining), not deadlines. Each receiver turns one into a deadline on its own clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 
 class PlaceRequest(Struct, frozen=True, tag="place_request"):
-    """Ask for a place. Gateway -> conductor. Redelivery gives a second, equally valid answer."""
+    """Ask where to run an attempt. Gateway -> conductor. Redelivery gives a second, equally valid answer."""
 
     attempt: AttemptId
     model: str
@@ -26,7 +26,7 @@ class PlaceRequest(Struct, frozen=True, tag="place_request"):
     max_new_tokens: int
     budget_s: float
     avoid: tuple[tuple[NodeId, Incarnation], ...] = ()
-    """Lives of nodes this request just failed on."""
+    """Lives of nodes on which this request has just failed."""
     retry: bool = False
     """A failover of a request already being answered: never refused for SLO reasons."""
 
@@ -40,7 +40,7 @@ class BlockSource(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True):
-    """What the conductor expects, for calibration and for people (seconds)."""
+    """What the conductor expects, in seconds. Used for calibration and shown to people."""
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
@@ -54,11 +54,11 @@ class Placement(Struct, frozen=True, tag="placement"):
 
     attempt: AttemptId
     prefill: NodeRef | None
-    """None: the decode node prefills it itself (short or well-cached prompts)."""
+    """None: the decode node prefills the prompt itself (short or well-cached prompts)."""
     decode: NodeRef | None
     """None: one token only, nothing to hand over."""
     sources: tuple[BlockSource, ...] = ()
-    """Runs of cached prefix blocks to load, in order from block 0; already in the node's own memory: no source."""
+    """Runs of cached prefix blocks to load, in order. Blocks already in the node's own memory have no source."""
     pool: NodeRef | None = None
     """The cache node that gets the prompt's blocks."""
     decode_pool: NodeRef | None = None
@@ -88,7 +88,7 @@ class ReserveRequest(Struct, frozen=True, tag="reserve_request"):
     gateway: NodeId
     gateway_incarnation: Incarnation
     incarnation: Incarnation
-    """The decode life meant; another life answers Unavailable."""
+    """The life of the decode node that is meant. Another life answers Unavailable."""
     namespace: bytes
     prompt_tokens: int
     max_new_tokens: int
@@ -99,12 +99,12 @@ class ReserveRequest(Struct, frozen=True, tag="reserve_request"):
     """Prompt token ids after the last full block."""
     pool: NodeRef | None = None
     local: LocalPrefill | None = None
-    """Set when this node is to prefill too; then no landing is opened."""
+    """Set if this node must also prefill. Then no landing is opened."""
     budget_s: float = 0.0
     first_index: int = 0
     """Index in the answer of the first token this attempt makes (> 0 after a failover)."""
     tokens: bytes = b""
-    """Prompt token ids, little-endian u32, where sampling needs them and `local` brings none."""
+    """Prompt token ids, little-endian u32. Set if sampling needs them and `local` is None."""
 
 
 class Reserved(Struct, frozen=True, tag="reserved"):
@@ -146,7 +146,7 @@ class PrefillJob(Struct, frozen=True, tag="prefill_job"):
     budget_s: float = 0.0
     first_index: int = 0
     prompt_tokens: int = 0
-    """How many; 0: as many as there are ids in `tokens`."""
+    """Length of the prompt. 0: as many as there are ids in `tokens`."""
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
@@ -156,8 +156,9 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 # -- tokens: prefill, decode -> gateway ------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "moved", "failed"]
-"""stop: an EOS token (it is the last token of the delta); length: max_new_tokens reached; moved: the node gives the
-sequence up (drain, preemption, lost or corrupt KV): place it again; failed: this request can't be served (see error)."""
+"""stop: an EOS token (it is the last token of the delta); length: max_new_tokens reached; moved: the node gave
+the sequence up (drain, preemption, lost or corrupt KV), so place it again; failed: this request can't be served (see
+error)."""
 
 
 class TokenDelta(Struct, frozen=True, array_like=True):
@@ -188,7 +189,7 @@ class CancelAttempt(Struct, frozen=True, tag="cancel_attempt"):
 
 
 class SyncRequest(Struct, frozen=True, tag="sync_request"):
-    """What do you know of this attempt? Also renews its lease. Gateway -> prefill, decode."""
+    """Ask for the state of an attempt. Also renews its lease. Gateway -> prefill, decode."""
 
     attempt: AttemptId
     from_index: int

@@ -1,4 +1,4 @@
-"""How the next token is drawn, and what a drawn token carries."""
+"""How the next token is sampled, and the logprobs that come with it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"
 
 
 NO_TOKEN = "no token is allowed"
-"""What an engine says in place of a token if bias, grammar and length together leave none: the request's own doing."""
+"""Error text if bias, grammar and length together allow no token. The request causes this, not the node."""
 NO_GRAMMAR = "grammar: "
-"""How an engine begins to say that a grammar can't be followed: the request's own doing as well."""
+"""Start of the error text if a grammar can't be followed. The request causes this, not the node."""
 
 
 class Grammar(Struct, frozen=True):
-    """What an answer must look like, as a whole."""
+    """A constraint that the whole answer must satisfy."""
 
     kind: GrammarKind
     text: str = ""
-    """JSON of the schema, the expression, JSON of the list of choices, Lark or GBNF; nothing for `json_object`."""
+    """By kind: the schema as JSON, the regular expression, the choices as JSON, or a grammar in Lark or GBNF. Empty for
+    `json_object`."""
 
 
 class SamplingParams(Struct, frozen=True):
@@ -40,25 +41,25 @@ class SamplingParams(Struct, frozen=True):
     top_logprobs: int | None = None
     """None: no logprobs; k: the sampled token's and the k likeliest tokens' logprobs."""
     eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end the answer: the model's own, and those that the client named."""
+    """Tokens that end the answer: the model's own, and those the client asked for."""
     ignore_eos: bool = False
     min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest one's probability are out."""
+    """Tokens whose probability is below this share of the likeliest token's are excluded."""
     repetition_penalty: float = 1.0
-    """Of tokens in prompt or answer: positive logits are divided by it, negative ones multiplied."""
+    """For tokens in the prompt or the answer, positive logits are divided by it and negative ones multiplied."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens in the answer, once."""
+    """Subtracted once from the logit of each token that is in the answer."""
     frequency_penalty: float = 0.0
-    """Taken from the logits of tokens in the answer, as often as they are there."""
+    """Subtracted from the logit of each token in the answer, once per occurrence."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, added to its logit, after penalties); -100 bans, 100 leaves nothing but its like."""
+    """(token id, added to its logit, after penalties); -100 bans the token, 100 leaves only tokens with the same bias."""
     min_tokens: int = 0
-    """No end before the answer has so many tokens."""
+    """The answer does not end before it has this many tokens."""
     grammar: Grammar | None = None
 
     @property
     def looks_back(self) -> bool:
-        """Whether a draw depends on the answer so far."""
+        """Whether sampling depends on the answer so far."""
         return (
             self.grammar is not None
             or self.repetition_penalty != 1.0
@@ -69,7 +70,7 @@ class SamplingParams(Struct, frozen=True):
 
     @property
     def reshapes(self) -> bool:
-        """Whether draws are from other logits than the model's, temperature and cuts apart."""
+        """Whether logits are changed before sampling, apart from temperature and cuts (top_k, top_p, min_p)."""
         return self.looks_back or bool(self.logit_bias)
 
     @property
@@ -77,12 +78,12 @@ class SamplingParams(Struct, frozen=True):
         return self.repetition_penalty != 1.0
 
     def needs_prompt(self, first_index: int) -> bool:
-        """Whether a draw depends on ids in the prompt of an attempt; those of earlier ones have become part of it."""
+        """Whether sampling needs the token ids of this attempt's prompt, which includes the tokens earlier attempts made."""
         return self.looks_at_prompt or (first_index > 0 and self.looks_back)
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
     logprob: float
-    """Of the sampled token, under the unmodified distribution (temperature 1)."""
+    """Of the sampled token, under the model's unmodified distribution (temperature 1)."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob), likeliest first."""

@@ -14,7 +14,7 @@ ANNOUNCE = f"{PREFIX}.node.announce"
 LEAVE = f"{PREFIX}.node.leave"
 """Pub NodeLeft: a graceful end."""
 ROLL_CALL = f"{PREFIX}.node.roll_call"
-"""Pub RollCall: every node announces itself now (a late joiner's way to full state)."""
+"""Pub RollCall: every node announces itself now (so that a late joiner learns of all nodes)."""
 HEARTBEAT_ALL = f"{PREFIX}.heartbeat.*.*"
 PLACE = f"{PREFIX}.conductor.place"
 """Req PlaceRequest -> Placement | WireError. Queue group `conductor`."""
@@ -22,7 +22,7 @@ BLOCKS_ALL = f"{PREFIX}.blocks.*"
 GENERATE = f"{PREFIX}.generate"
 """Req GenerateCall (public): any gateway answers, queue group `gateway`; GenerateEvents stream to the reply subject."""
 GENERATE_CANCEL = f"{PREFIX}.generate.cancel"
-"""Pub GenerateCancel (public): ends a generation begun over GENERATE."""
+"""Pub GenerateCancel (public): ends a generation started over GENERATE."""
 
 QUEUE_CONDUCTOR = "conductor"
 QUEUE_GATEWAY = "gateway"
@@ -72,7 +72,7 @@ def cancel(node: NodeId) -> str:
 
 
 def sync(node: NodeId) -> str:
-    """Req SyncRequest -> AttemptState: what the node knows of an attempt, with its tokens from an index on."""
+    """Req SyncRequest -> AttemptState: what the node knows about an attempt, with its tokens from an index on."""
     return f"{PREFIX}.node.{encode(node)}.sync"
 
 

@@ -16,7 +16,7 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 class Undecoded(Struct, frozen=True):
-    """A message left as it came, or to be sent as it is: for subjects on which more than msgpack is spoken."""
+    """A message received or sent as raw bytes, for subjects that carry other encodings besides msgpack."""
 
     data: bytes
 

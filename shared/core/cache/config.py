@@ -7,15 +7,15 @@ from msgspec import Struct
 
 class CacheConfig(Struct, frozen=True, kw_only=True):
     pages: int = 0
-    """0: told later, by ArenaLaidOut."""
+    """Pages in the pool. 0: ArenaLaidOut sets the number later."""
     eviction: str = "lru"
     put_lease_s: float = 60.0
-    """A put to which nothing arrives for so long is over."""
+    """Seconds without new data after which a put expires."""
     read_lease_s: float = 30.0
-    """A read that takes longer finds its blocks gone, maybe."""
+    """Seconds a read holds its blocks. After that they may be evicted under a slower reader."""
     put_share: float = 0.5
-    """Most of the pages that open puts may hold."""
+    """Largest share of all pages that open puts may hold together."""
     read_share: float = 0.75
-    """Most of the pages that open reads may pin."""
+    """Largest number of pins that open reads may hold together, as a share of all pages."""
     publish_keys: int = 16384
-    """Most stored, and most removed, keys in one PublishBlocks."""
+    """Largest number of stored keys, and of removed keys, in one PublishBlocks."""

@@ -12,13 +12,13 @@ Lease = int
 
 
 class ArenaLaidOut(Event, frozen=True):
-    """There is room now: so many pages. Once in a life; before it there are none."""
+    """The arena is laid out and has `pages` pages. Comes once per life; before it there are no pages."""
 
     pages: int
 
 
 class PutOpened(Event, frozen=True):
-    """Somebody offers blocks. keys[i] follows keys[i-1] in its chain. Answered by GrantPut."""
+    """A writer offers blocks. keys[i] follows keys[i-1] in its chain. Answered by GrantPut."""
 
     landing: LandingId
     """Minted for this put."""
@@ -27,17 +27,18 @@ class PutOpened(Event, frozen=True):
 
 
 class PutProgressed(Event, frozen=True):
-    """Data still arrives for these puts: their leases begin anew."""
+    """Data still arrives for these puts: their leases are renewed."""
 
     landings: tuple[LandingId, ...]
 
 
 class PutCommitted(Event, frozen=True):
-    """The writer is done and its landing closed. Answered by ConfirmPut."""
+    """The writer is done and its landing is closed. Answered by ConfirmPut."""
 
     landing: LandingId
     checksums: dict[int, int]
-    """Index among the put's keys -> checksum, of wanted blocks that came whole and verified and are vouched for."""
+    """Index into the put's keys -> checksum. Contains the wanted blocks that arrived whole, passed verification and are
+    covered by the writer's commit."""
 
 
 class PutAborted(Event, frozen=True):
@@ -47,13 +48,13 @@ class PutAborted(Event, frozen=True):
 
 
 class PutFenced(Event, frozen=True):
-    """FencePut is carried out: no thread writes into the pages any more."""
+    """FencePut has been carried out: no thread writes into the pages any more."""
 
     landing: LandingId
 
 
 class ReadOpened(Event, frozen=True):
-    """Somebody wants the longest run of these blocks there is. Answered by GrantRead."""
+    """A reader wants as many of these blocks as are here, from the first on. Answered by GrantRead."""
 
     lease: Lease
     namespace: bytes
@@ -68,7 +69,8 @@ class ReadClosed(Event, frozen=True):
 
 
 class GrantPut(Command, frozen=True):
-    """Let the writer put keys[wanted[j]] into pages[j]. The other blocks are here, or on their way, or find no room."""
+    """Let the writer put keys[wanted[j]] into pages[j]. The other blocks are already here, are being written by another
+    put, or do not fit."""
 
     landing: LandingId
     wanted: tuple[int, ...]
@@ -76,20 +78,20 @@ class GrantPut(Command, frozen=True):
 
 
 class ConfirmPut(Command, frozen=True):
-    """Answer a commit: so many blocks became readable by it. 0 also for a put that is not open any more."""
+    """Answer a commit: it made `stored` blocks readable. 0 if the put is not open any more."""
 
     landing: LandingId
     stored: int
 
 
 class FencePut(Command, frozen=True):
-    """The put's lease ran out: close its landing. Ends in PutFenced, until when the pages are not used again."""
+    """The put's lease ran out: close its landing. Ends in PutFenced; the pages are not reused before."""
 
     landing: LandingId
 
 
 class GrantRead(Command, frozen=True):
-    """The run of blocks from the first key on, held in place until ReadClosed or the end of the lease."""
+    """The leading blocks that are here, in key order. They stay in place until ReadClosed or the end of the lease."""
 
     lease: Lease
     pages: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""A cache node's decisions: who may write which blocks, what can be read, what goes when room is needed.
+"""A cache node's decisions: who may write which blocks, what can be read, and what is evicted when room is needed.
 
-Blocks are immutable and put if absent: a key that is held, or on its way under a live lease, is not wanted again.
-Nobody ever waits for room. A put gets what can be had at once, a read pins only what is there, and each side may hold
-no more than its share of the pages, so that neither can starve the other.
+Blocks are immutable and stored only if absent: a key that is here, or is being written under a live lease, is not wanted
+again. Nothing ever waits for room. A put gets the pages that are available at once, and a read pins only blocks that are
+here. Open puts and open reads may each hold at most their share of the pages, so neither can starve the other.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ COUNTERS = (
     "puts", "puts_aborted", "puts_expired", "blocks_offered", "blocks_stored", "blocks_evicted", "blocks_refused",
     "reads", "reads_expired", "blocks_asked", "blocks_served",
 )  # fmt: skip
-"""Monotonic totals. blocks_refused: wanted, but there was no room."""
+"""Monotonic totals. blocks_refused counts wanted blocks for which there was no room."""
 
 
 @dataclass(slots=True, eq=False)
 class _Put:
     wanted: tuple[int, ...]
-    """Indexes of the blocks to write among those offered."""
+    """Indexes into `offered` of the blocks to write."""
     pages: list[int]
     keys: tuple[BlockKey, ...]
-    """As the pool knows them."""
+    """Pool keys of the blocks to write."""
     offered: tuple[BlockKey, ...]
-    """All that were offered, as the pool knows them."""
+    """Pool keys of all blocks offered."""
     expires_at: float
     fencing: bool = False
-    """Its lease is over; the pages come back once no thread writes into them."""
+    """Its lease is over. The pages are released once no thread writes into them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +58,8 @@ class _Read:
 
 
 class CacheMachine:
-    """Implements Machine[CacheEvent]. The pool's keys are namespace + block key, so that namespaces never meet; but
-    those of the first namespace that comes, mostly the only one, stay as they are."""
+    """Implements Machine[CacheEvent]. A pool key is namespace + block key, so that namespaces never share a block. Keys
+    of the first namespace seen, usually the only one, are used without a prefix."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
@@ -67,11 +67,11 @@ class CacheMachine:
         self._puts: dict[LandingId, _Put] = {}
         self._reads: dict[c.Lease, _Read] = {}
         self._coming: dict[BlockKey, LandingId] = {}
-        """Pool keys on their way under a live put."""
+        """Pool key -> the live put that is writing it."""
         self._home: bytes | None = None
-        """The first namespace that came."""
+        """The first namespace seen. Its pool keys have no prefix."""
         self._strangers = False
-        """Blocks of other namespaces came too."""
+        """Whether other namespaces have been seen too."""
         self._put_pages = 0
         self._read_pins = 0
         self._seq = 0
@@ -91,7 +91,7 @@ class CacheMachine:
 
     @property
     def blocks_seq(self) -> int:
-        """Of the last PublishBlocks."""
+        """Sequence number of the last PublishBlocks."""
         return self._seq
 
     @property
@@ -113,7 +113,7 @@ class CacheMachine:
         if event.landing in self._puts:
             return [c.GrantPut(event.landing, (), ())]
         full = self._pool_keys(event.namespace, event.keys)
-        here = self.pool.match(full)  # held while making room, so that a chain never evicts its own beginning
+        here = self.pool.match(full)  # held while making room, so that a put never evicts its own prefix
         coming, content = self._coming, self.pool.content
         lacking: Sequence[int] = range(len(here), len(full))
         rest = full[len(here) :]
@@ -275,7 +275,7 @@ class CacheMachine:
 
 
 def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:
-    """Those at places that grow: mostly a run."""
+    """The items at `places`, which ascend. Usually they are contiguous, so a slice is enough."""
     first, last = places[0], places[-1]
     if last - first < len(places):
         return items[first : last + 1]
@@ -283,7 +283,7 @@ def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:
 
 
 def _stretches(places: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Where (start, end) among places that grow some follow each other: mostly all do."""
+    """Index ranges (start, end) into `places`, which ascend, of contiguous places. Usually there is just one range."""
     start = 0
     if places and places[-1] - places[0] >= len(places):
         for i in range(1, len(places)):

@@ -1,10 +1,10 @@
-"""Whether a request is taken: the test of its predicted TTFT and TBT against the objectives, and early refusal.
+"""Early refusal: a request is refused if its predicted TTFT or TBT is over the objective.
 
-A prediction can be wrong. So that a wrong one never starves a cluster that has nothing to do, nothing is refused on a
-model that has hardly been measured while nodes are idle, and even a measured one may refuse only a share of what
-arrives while nodes are idle: what is let in anyway is measured, which mends the model.
+A prediction can be wrong, and a wrong one must not starve an idle cluster. Therefore, while nodes are idle, a fitted time
+model with too few measurements refuses nothing, and one with enough may refuse only a share of what arrives. Requests
+that are let through are measured, which corrects the model.
 
-A model that is given, not fitted, is exact: there is nothing to mend. It refuses all that is over an objective.
+A time model that is given, not fitted, is exact and needs no correction. It refuses everything over an objective.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.core.conductor.objectives import Objectives
 RETRY_LEAST_S = 0.1
 RETRY_MOST_S = 60.0
 TYPICAL_TOKENS = 128
-"""What a running sequence is taken to have left, for want of knowing."""
+"""Tokens that a running sequence is assumed to have left; the real number is unknown."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,11 +30,11 @@ class Outlook:
     decoding: int
     """Sequences on the decode node."""
     samples: int
-    """Measurements behind the least measured of the fitted time models."""
+    """Number of measurements behind a fitted time model; with several models, the smallest of these numbers."""
     idle: bool
-    """Nodes stand idle that could serve it."""
+    """Whether idle nodes could serve it."""
     exact: bool = False
-    """All time models behind it are given, none is fitted."""
+    """Whether all time models behind the prediction are given, and none is fitted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,16 +44,16 @@ class Refusal:
 
 
 class Admission:
-    """Judges one request at a time; remembers only how often fitted models lately refused while nodes were idle."""
+    """Judges one request at a time. Remembers only the last `window` verdicts of fitted models while nodes were idle."""
 
     def __init__(self, objectives: Objectives) -> None:
         self.objectives = objectives
         self._idle_verdicts: deque[bool] = deque(maxlen=objectives.window)
         self.let_through = 0
-        """Requests over an objective that were taken because the prediction was not to be trusted."""
+        """Requests predicted to be over an objective but taken: failovers, and those whose prediction was not trusted."""
 
     def judge(self, outlook: Outlook, *, retry: bool = False) -> Refusal | None:
-        """None: take it. A failover of a request already being answered is always taken."""
+        """Returns None if the request is taken. `retry`: failover of a request already being answered; always taken."""
         refusal = self._over(outlook)
         if refusal is not None and (retry or self._doubtful(outlook)):
             self.let_through += 1
@@ -88,5 +88,5 @@ class Admission:
 
 
 def retry_after(seconds: float) -> float:
-    """Within what is sensible to tell a client."""
+    """Clamp a predicted wait to RETRY_LEAST_S .. RETRY_MOST_S, in seconds."""
     return round(min(max(seconds, RETRY_LEAST_S), RETRY_MOST_S), 3)

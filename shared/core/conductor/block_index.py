@@ -1,10 +1,10 @@
 """Which node holds which block: key -> holders, as a bitmask over nodes.
 
-A prompt's reusable prefix on a node, or on some nodes taken together, is the contiguous run from block 0 that is held
-there: nothing beyond a hole counts, and as keys are chained a block without its parents never does.
+A prompt's reusable prefix on a node, or on several nodes together, is the contiguous run from block 0 that is held
+there. Blocks behind a missing one do not count, because a block is useless without its ancestors.
 
-Soft state, a hint: a wrong entry costs a recomputation, never a wrong answer. Bounded: over `max_blocks` the entries
-that were first stored longest ago go.
+The index is a hint: a wrong entry costs a recomputation, never a wrong answer. It is bounded: when it exceeds
+`max_blocks`, the entries first stored longest ago are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.protocol.ids import BlockKey, NodeId
 
 
 class BlockIndex:
-    """Holders of blocks. Keys stand each on its own: storing a known one or removing an unknown one is harmless."""
+    """Holders of blocks. Each key is independent. Storing a known key or removing an unknown one is harmless."""
 
     def __init__(self, max_blocks: int = 4_000_000) -> None:
         if max_blocks < 1:
@@ -30,7 +30,7 @@ class BlockIndex:
         self._names: dict[int, NodeId] = {}
 
     def __len__(self) -> int:
-        """Blocks that someone holds."""
+        """Number of blocks with at least one holder."""
         return len(self._holders)
 
     def held(self, node: NodeId) -> int:
@@ -40,7 +40,7 @@ class BlockIndex:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def add(self, node: NodeId) -> None:
-        """Make a node known, holding nothing yet. Harmless when repeated."""
+        """Add a node that holds nothing yet. Harmless when repeated."""
         if node in self._held:
             return
         bit = 1
@@ -96,7 +96,7 @@ class BlockIndex:
             del self._names[self._bits.pop(node)]
 
     def _keys(self, node: NodeId) -> list[BlockKey]:
-        """What a node holds. Looks through all there is: asked when a node goes, or tells everything anew."""
+        """All keys a node holds. Scans the whole index; needed only when a node leaves or sends a snapshot."""
         bit = self._bits.get(node, 0) if self._held.get(node) else 0
         return [key for key, mask in self._holders.items() if mask & bit] if bit else []
 
@@ -122,7 +122,7 @@ class BlockIndex:
         assert {bit: node for node, bit in self._bits.items()} == self._names, "two nodes share a bit"
 
     def _shrink(self) -> None:
-        """A batch at a time: finding the oldest entry of a dict anew for each would take quadratic time."""
+        """Drop the oldest entries in a batch. Finding a dict's oldest entry for each one would take quadratic time."""
         excess = len(self._holders) - self.max_blocks + self.max_blocks // 16
         for key in list(islice(self._holders, excess)):
             mask = self._holders.pop(key)
@@ -133,7 +133,7 @@ class BlockIndex:
 
 
 class Match:
-    """The holders of one prompt's leading blocks, as far as anyone holds them."""
+    """The holders of one prompt's leading blocks, up to the first block without a holder."""
 
     __slots__ = ("_bits", "_masks", "runs")
 
@@ -144,7 +144,7 @@ class Match:
         """Length of the leading run of every node that holds the first block."""
 
     def __len__(self) -> int:
-        """How many leading blocks somebody or other holds."""
+        """How many leading blocks have at least one holder each."""
         return len(self._masks)
 
     def run(self, node: NodeId) -> int:
@@ -152,7 +152,7 @@ class Match:
         return self.runs.get(node, 0)
 
     def run_of_any(self, nodes: Sequence[NodeId]) -> int:
-        """Length of the leading run whose every block is held by one of the nodes or another."""
+        """Length of the leading run in which each block is held by at least one of the nodes."""
         runs, run = self.runs, 0
         if not runs:
             return 0
@@ -167,7 +167,7 @@ class Match:
         return self._end(group, run)
 
     def span(self, node: NodeId, start: int) -> int:
-        """End of the contiguous run that a node holds from block `start` on; `start` if it does not hold that."""
+        """End (exclusive) of the run that a node holds from block `start` on; `start` if it lacks that block."""
         return self._end(self._bits.get(node, 0), max(start, self.runs.get(node, 0)))
 
     def _end(self, group: int, at: int) -> int:
@@ -178,8 +178,8 @@ class Match:
 
 
 def _runs(masks: list[int], names: dict[int, NodeId]) -> dict[NodeId, int]:
-    """Node -> length of its leading run. Masks and-ed from the front only ever lose bits, so that each place where some
-    go is found by bisection."""
+    """Node -> length of its leading run. A running AND over the masks only loses bits, so bisection finds each place
+    where bits are lost."""
     runs: dict[NodeId, int] = {}
     if not masks:
         return runs
@@ -198,7 +198,7 @@ def _runs(masks: list[int], names: dict[int, NodeId]) -> dict[NodeId, int]:
 
 
 def _end_of(common: list[int], value: int, start: int) -> int:
-    """First index after `start` where it is no longer `value`; the last item never is."""
+    """First index from `start` on at which `common` is not `value`. The last item never is."""
     low, high = start, len(common) - 1
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""Every node's stream of block events, kept in step with the index.
+"""Keeps the block index in step with every node's stream of block events.
 
-Events of one life are numbered 1, 2, 3 ... without gaps. A gap means some were lost: a snapshot is asked for, and
-until it is complete what still arrives is applied as it comes (better than nothing) and kept, so that it can be
-applied again on top. A snapshot takes effect whole or not at all. Other lives' messages are ignored.
+Events of one life are numbered 1, 2, 3 ... without gaps. A gap means that some were lost, and a
+snapshot is asked for. Until the snapshot is complete, events are applied as they arrive, and also kept so that they can
+be applied again on top of it. A snapshot takes effect as a whole or not at all. Messages of other lives are ignored.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from shared.protocol.cluster import BlockEvents, BlockSnapshotPart
 from shared.protocol.ids import BlockKey, Incarnation, NodeId
 
 ASK_AGAIN_S = 2.0
-"""A snapshot that did not come by then is asked for again."""
+"""Seconds after which a missing snapshot is asked for again."""
 BEHIND_S = 1.0
-"""How long a heartbeat may be ahead of the events that it counts: they travel apart."""
+"""Seconds a heartbeat's event count may be ahead of the events received. The two travel on different subjects."""
 KEPT_EVENTS = 1024
-"""Events kept for a snapshot on its way; over that the next snapshot is waited for."""
+"""Most events kept per node while a snapshot is awaited. Further ones leave a gap, which leads to another snapshot."""
 
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """A snapshot in parts."""
+    """The parts of a snapshot received so far."""
 
     seq: int
     parts: int
@@ -34,7 +34,7 @@ class _Assembly:
 class _Stream:
     incarnation: Incarnation
     seq: int = 0
-    """All events up to here are applied."""
+    """The index contains all events up to this one."""
     synced: bool = True
     asked_s: float = float("-inf")
     kept: dict[int, BlockEvents] = field(default_factory=dict)
@@ -50,12 +50,13 @@ class BlockSync:
         self.index = index
         self._streams: dict[NodeId, _Stream] = {}
         self.behind: dict[NodeId, None] = {}
-        """Nodes that are not in step."""
+        """Nodes whose snapshot is wanted (a dict, to keep their order)."""
         self.gaps = 0
-        """How often events were missing."""
+        """How often a node that was in step turned out to have missing events."""
 
     def opened(self, node: NodeId, incarnation: Incarnation) -> None:
-        """A life began, or was found going: what it holds is unknown until a snapshot comes, or its first event."""
+        """A life began, or was found running. What it holds is unknown until a snapshot, its event 1, or a heartbeat that
+        counts no events."""
         stream = self._streams.get(node)
         if stream is not None and stream.incarnation == incarnation:
             return
@@ -74,7 +75,7 @@ class BlockSync:
         return stream is not None and stream.synced
 
     def changed(self, events: BlockEvents) -> None:
-        """Ignored when already applied, or from a life that is not open."""
+        """Events arrived. Ignored if already applied, or if from a life that is not open."""
         stream = self._stream(events.node, events.incarnation)
         if stream is None or events.seq <= stream.seq:
             return
@@ -89,7 +90,7 @@ class BlockSync:
         self._apply(events)
 
     def snapshot_arrived(self, part: BlockSnapshotPart) -> None:
-        """A part of a snapshot; the last one to arrive completes it. Older ones than what is applied are ignored."""
+        """A part of a snapshot arrived. The last missing part completes it. Ignored if older than the events applied."""
         stream = self._stream(part.node, part.incarnation)
         if stream is None or part.seq < stream.seq or (stream.synced and part.seq == stream.seq):
             return
@@ -101,7 +102,7 @@ class BlockSync:
                 self._swap(part.node, stream, stream.assembly)
 
     def heartbeat(self, node: NodeId, incarnation: Incarnation, block_events_seq: int, now: float) -> None:
-        """Shows that events are missing when none follow that would make the gap seen."""
+        """Notices missing events also when no later event follows to reveal the gap."""
         stream = self._streams.get(node)
         if stream is None or stream.incarnation != incarnation:
             return
@@ -118,7 +119,7 @@ class BlockSync:
             stream.announced_seq = block_events_seq
 
     def asks(self, now: float) -> list[NodeId]:
-        """Nodes to ask for a snapshot now; each is named once in a while until its snapshot is complete."""
+        """Nodes to ask for a snapshot now. A node is named every ASK_AGAIN_S until its snapshot is complete."""
         nodes = []
         for node in self.behind:
             stream = self._streams[node]

@@ -1,4 +1,4 @@
-"""What the conductor counts on a node having to do: what it last reported, plus what was sent its way since."""
+"""The conductor's estimate of a node's load: its last report, plus what has been assigned to it since."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from shared.protocol.cluster import NodeLoad
 from shared.protocol.ids import AttemptId
 
 PENDING_S = 2.0
-"""An assignment that the node does not report by then never reached it, or is over."""
+"""Seconds an assignment counts without appearing in a report. After that it is taken as lost or already over."""
 STALE_S = 5.0
-"""A report older than that says nothing any more."""
+"""Seconds after which a report no longer counts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,8 +21,8 @@ class Assignment:
 
 
 class LoadEstimate:
-    """One life of a node. Reports replace what they cover; what is assigned meanwhile is added until it shows up in a
-    report, or has grown too old to be true. Counts hold for the time of the last call that was given one."""
+    """The load of one life of a node. A report replaces the previous one. Each assignment is added on top until a report
+    includes it or PENDING_S has passed. The counts are as of the last call that took a time."""
 
     __slots__ = (
         "_pending",
@@ -44,20 +44,20 @@ class LoadEstimate:
         self._report: NodeLoad | None = None
         self._reported_s = float("-inf")
         self.busy_until_s = float("-inf")
-        """When all it has to do will be done."""
+        """When all its reported and assigned work is predicted to be done."""
         self.settled_until_s = float("inf")
-        """Until when the counts hold, if nothing happens."""
+        """Until when the counts stay right without a report or assignment. After that, call `settle`."""
         self.requests = 0
-        """Attempts it has or is about to have."""
+        """Attempts reported or assigned."""
         self.waiting = 0
         self.kv_tokens = 0
         self.pending_tokens = 0
-        """Those of kv_tokens that no report counts yet."""
+        """The part of kv_tokens that comes from assignments not yet reported."""
         self.held_blocks = 0
         """As reported."""
 
     def reported(self, load: NodeLoad, now: float) -> None:
-        """Load reports come in order of their seq."""
+        """Take a load report. Reports must come in order of their seq."""
         pending = self._pending
         if pending:
             for attempt in load.attempts:
@@ -75,7 +75,7 @@ class LoadEstimate:
         self.settled_until_s = now + self._stale_s
 
     def assigned(self, attempt: AttemptId, now: float, work_s: float, tokens: int) -> None:
-        """Harmless when the same attempt is assigned again, or is there already."""
+        """Add an assignment. Harmless if the attempt is already reported; a repeat replaces the earlier one."""
         if self._report is not None and attempt in self._report.attempts:
             return
         again = self._pending.pop(attempt, None) is not None
@@ -92,11 +92,11 @@ class LoadEstimate:
             self.settled_until_s = now + PENDING_S
 
     def queue_s(self, now: float) -> float:
-        """Predicted seconds until work assigned now would start; time that passes drains it."""
+        """Predicted seconds until work assigned now would start. It shrinks as time passes."""
         return max(0.0, self.busy_until_s - now)
 
     def settle(self, now: float) -> None:
-        """Forget what has grown too old: needed only after `settled_until_s`."""
+        """Drop assignments and a report that are too old. Needed only after `settled_until_s`."""
         self._count(now)
 
     def check(self) -> None:

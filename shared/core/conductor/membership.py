@@ -1,10 +1,10 @@
 """Who is there: announcements and heartbeats in, changes out.
 
-One life (incarnation) of a node at a time: a new one ends the old, and what an ended one still sends is ignored.
-A life whose heartbeat stays away for `lost_after_s` is lost until it is heard again. While the own bus is down
-nobody is judged, and when it is back everybody gets one grace period to be heard.
+A node has one current life (incarnation) at a time. A new life ends the old one, and messages from an ended life are
+ignored. A life without a heartbeat for `lost_after_s` is lost until it is heard again. While our own bus connection is
+down no life is declared lost; when it is back, every live one has `lost_after_s` again to be heard.
 
-Used by the conductor, by gateways and by `tsukimi status`. Knows nothing of what the nodes do.
+Used by the conductor, by gateways and by `tsukimi status`. Knows nothing about what the nodes do.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shared.protocol.ids import Incarnation, NodeId, NodeRef, Role
 ChangeKind = Literal["joined", "stage", "lost", "returned", "left"]
 
 ENDED_KEPT = 16
-"""Ended lives of one node that are remembered, so that their late messages are recognised."""
+"""How many ended lives are remembered per node, so that their late messages are recognised."""
 
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """What became of a life of a node. `left` also: replaced by a new life."""
+    """What happened to a life of a node. `left` also means that a new life replaced it."""
 
     kind: ChangeKind
     role: Role
@@ -53,7 +53,7 @@ class Member:
 
 
 class Membership:
-    """Every method returns the changes it caused, in order; repeated and outdated messages cause none."""
+    """Methods that take a message return the changes it caused, in order. Repeated and outdated messages cause none."""
 
     def __init__(self, lost_after_s: float, forget_after_s: float = 900.0) -> None:
         self.lost_after_s = lost_after_s
@@ -62,12 +62,12 @@ class Membership:
         self._ended: dict[NodeId, list[Incarnation]] = {}
         self._bus_is_down = False
         self.strangers = False
-        """A heartbeat came from a life that never announced itself: a roll call is due. Reset by the caller."""
+        """True if a heartbeat came from a life that never announced itself: a roll call is due. The caller resets it."""
 
     # -- what happened -----------------------------------------------------------------------------------------
 
     def announced(self, info: NodeInfo, now: float) -> list[Change]:
-        """Also a stage change, or an answer to a roll call."""
+        """An announcement arrived: a start, a stage change, or an answer to a roll call."""
         name = info.ref.node
         if self._has_ended(name, info.ref.incarnation):
             return []
@@ -80,7 +80,7 @@ class Membership:
         return self._heard(member, info.stage, now)
 
     def loaded(self, load: NodeLoad, now: float) -> list[Change]:
-        """A heartbeat. One that is older than the last only shows that the node is alive."""
+        """A heartbeat arrived. One older than the last only shows that the node is alive."""
         member = self._members.get(load.node)
         if member is None or member.info.ref.incarnation != load.incarnation:
             if not self._has_ended(load.node, load.incarnation):
@@ -95,7 +95,7 @@ class Membership:
         return self._heard(member, load.stage, now)
 
     def departed(self, node: NodeId, incarnation: Incarnation) -> list[Change]:
-        """A graceful end."""
+        """A life ended gracefully."""
         member = self._members.get(node)
         if member is None or member.ref.incarnation != incarnation:
             return []
@@ -103,7 +103,7 @@ class Membership:
         return self._end(member)
 
     def ticked(self, now: float) -> list[Change]:
-        """Call a few times within lost_after_s."""
+        """Time passed. Call a few times per lost_after_s."""
         if self._bus_is_down:
             return []
         changes: list[Change] = []

@@ -1,4 +1,4 @@
-"""The nodes that may be given work, by model and role, each with the estimate of what it has to do."""
+"""The nodes that may be given work, by model and role, each with its load estimate."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class NodeState:
         self.estimate = estimate
         self.load: NodeLoad | None = None
         self.suspect = False
-        """A request failed on it; until it is heard again, others are preferred."""
+        """A request failed on it. Other nodes are preferred until its next heartbeat."""
         self.turn = 0
-        """Grows with each assignment: of equals, the one whose last is longest ago comes first."""
+        """Set to a growing number on each assignment. Among equals, the node assigned to least recently comes first."""
         self.nearby: tuple[NodeId, ...] = ()
-        """Itself and the cache nodes of its host: whose blocks are local to it."""
+        """The nodes whose blocks are local to it: itself and the cache nodes on its host."""
 
     def announced(self, info: NodeInfo, prior: CostCoefficients) -> None:
-        """What it says of itself may have changed. `prior`: the time model of one that announces none."""
+        """Take over an announcement. `prior` is the time model used if the node announces none."""
         self.info = info
         self.ref: NodeRef = info.ref
         self.node = self.ref.node
         self.host = self.ref.host or f"={self.ref.node}"
-        """The machine it is on; one that does not say so is on a machine of its own."""
+        """The machine it is on. A node that does not name one counts as alone on its own machine."""
         self.most_blocks = info.kv_blocks or INFINITY
         self.most_waiting = info.max_waiting or INFINITY
         self.most_requests = info.max_running + info.max_waiting if info.max_running else INFINITY
@@ -62,7 +62,7 @@ class NodeState:
         """The newest time model known."""
 
     def heard(self, load: NodeLoad) -> None:
-        """Its newest load."""
+        """Take over its newest load. It is no longer suspect."""
         self.load = load
         self.cost = load.cost or self._prior
         self.suspect = False
@@ -74,13 +74,13 @@ class NodeState:
 
     @property
     def cost_given(self) -> bool:
-        """Its time model is exact, however little was measured."""
+        """Whether its time model is exact, however little was measured."""
         return self.load is not None and self.load.cost_given
 
 
 @dataclass(slots=True, eq=False)
 class ModelGroup:
-    """The nodes that serve one model together: their KVCache is interchangeable."""
+    """The prefill and decode nodes that serve one model. Their KVCache is interchangeable."""
 
     spec: ModelSpec
     block_tokens: int
@@ -91,7 +91,7 @@ class ModelGroup:
 
 
 class NodeRegistry:
-    """Rebuilt from the membership whenever that changes; load estimates of lives that go on are kept."""
+    """Rebuilt whenever the membership changes. Lives that continue keep their load estimates."""
 
     def __init__(self, stale_s: float, prior: CostCoefficients) -> None:
         self._stale_s = stale_s
@@ -103,8 +103,8 @@ class NodeRegistry:
         self.caches_on: dict[str, list[NodeState]] = {}
 
     def rebuild(self, members: Iterable[Member]) -> list[NodeRef]:
-        """Returns the lives that turn out foreign: their model's KVCache does not fit its group's. The group's is that of
-        the chosen spec of its name (core.conductor.served_models). Each is returned once, as long as it stays so."""
+        """Rebuild from all members. Returns the lives that are newly foreign: their KVCache is incompatible with the spec
+        chosen for their model's name (core.conductor.served_models). A life that stays foreign is returned only once."""
         members = list(members)
         specs = chosen_specs(members)
         node_states: dict[tuple[NodeId, Incarnation], NodeState] = {}
@@ -131,7 +131,7 @@ class NodeRegistry:
         return self._nodes.get((node, incarnation))
 
     def reported(self, load: NodeLoad, now: float) -> None:
-        """A member's newest load."""
+        """Take over a member's newest load. Ignored if the life is not registered."""
         node_state = self._nodes.get((load.node, load.incarnation))
         if node_state is not None:
             node_state.heard(load)
@@ -162,7 +162,8 @@ class NodeRegistry:
 
 
 def usable(node_states: Sequence[NodeState], avoid: Sequence[tuple[NodeId, Incarnation]]) -> list[NodeState]:
-    """Those that have not just failed, as long as there are any. Whose last assignment is longest ago comes first."""
+    """The nodes that are neither in `avoid` nor suspect; if there are none, those not in `avoid`; if none, all. The node
+    assigned to least recently comes first."""
     untried = [p for p in node_states if (p.node, p.ref.incarnation) not in avoid] if avoid else node_states
     trusted = [p for p in untried if not p.suspect]
     return sorted(trusted or untried or node_states, key=_turn)

@@ -1,4 +1,4 @@
-"""From where a prompt's prefix is pulled, and which cache node gets its blocks."""
+"""Where a prompt's prefix is pulled from, and which cache node gets its blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.protocol.requests import BlockSource
 
 
 def best_cache(match: Match, caches: Sequence[NodeState]) -> tuple[int, NodeState | None]:
-    """The cache node that holds the longest leading run, if any holds one; among equals the least busy."""
+    """The longest leading run any cache node holds, in blocks, and its holder. Among equals, the least busy node."""
     best, holder, runs = 0, None, match.runs
     for cache in caches if runs else ():
         run = runs.get(cache.node, 0)
@@ -22,8 +22,11 @@ def best_cache(match: Match, caches: Sequence[NodeState]) -> tuple[int, NodeStat
 def sources_for(
     match: Match, prefiller: NodeState, near: Sequence[NodeState], far: Sequence[NodeState], cached_blocks: int
 ) -> tuple[BlockSource, ...]:
-    """Runs that cover the first `cached_blocks` blocks as far as anyone can be found: each from a cache node on the own
-    host if one holds it, else none if the own memory does, else from a cache node elsewhere."""
+    """Runs to pull so that the first `cached_blocks` blocks are covered, up to the first block that nobody holds.
+
+    Each run comes from a cache node on the prefill node's host (`near`) if one holds it. Otherwise it needs no source if
+    the prefill node has it in memory. Otherwise it comes from a cache node on another host (`far`).
+    """
     sources: list[BlockSource] = []
     at = 0
     while at < cached_blocks:
@@ -41,8 +44,8 @@ def sources_for(
 
 
 def pool_for(match: Match, near: Sequence[NodeState], caches: Sequence[NodeState]) -> NodeState | None:
-    """The own host's cache node, else any: the one with most of the prompt, so that a chain stays together, then the
-    least busy one."""
+    """The cache node that gets the prompt's blocks: one in `near`, or else any. Among several, the one with the longest
+    leading run of the prompt, so that chains stay together; among equals, the least busy."""
     if len(near) == 1:
         return near[0]
     return min(near or caches, key=lambda c: (-match.run(c.node), *_busy(c)), default=None)

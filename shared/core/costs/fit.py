@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from statistics import median
 
 MIN_SAMPLES = 4
-"""Fewer tell nothing: the prior stands."""
+"""With fewer samples the prior is used unchanged."""
 RECENT = 8
-"""Samples kept to see that the model as a whole is off."""
+"""How many of the last samples are kept to detect that the model as a whole is wrong."""
 OFF = 2.0
-"""Factor by which all recent measurements must miss on the same side to make the fit start anew."""
+"""The fit restarts when all recent measurements differ from the prediction by this factor in the same direction."""
 FORGET = 0.99
 PULL = 1e-5
 """Weight of the prior's shape: just enough to decide what the samples leave open."""
@@ -42,7 +42,7 @@ class LinearFit:
         return sum(w * x for w, x in zip(self._weights, features, strict=True))
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
-        """Ignored: a sample without time, or one whose features all weigh nothing."""
+        """Add a sample. Ignored if `seconds` is not positive and finite, or if the prior predicts 0 s for it."""
         if not 0.0 < seconds < math.inf or self._shape(features) <= 0.0:
             return
         self.samples += 1
@@ -59,11 +59,11 @@ class LinearFit:
         self._weights = self._solved()
 
     def _shape(self, features: Sequence[float]) -> float:
-        """What the prior says."""
+        """The time the prior predicts."""
         return sum(w * x for w, x in zip(self._prior, features, strict=True))
 
     def _is_off(self) -> bool:
-        """All recent samples lie far on the same side: not outliers, the model is wrong."""
+        """Whether all recent samples are far off in the same direction: then the model is wrong, they are no outliers."""
         if len(self._recent) < RECENT:
             return False
         ratios = [s / p if (p := self.predict(f)) > 0.0 else math.inf for f, s in self._recent]
@@ -77,9 +77,9 @@ class LinearFit:
         self._moment = [0.0] * n
 
     def _add(self, features: Sequence[float], seconds: float) -> None:
-        """One sample into the decayed normal equations, as multiples of the scaled prior.
+        """Add one sample to the decayed normal equations, in multiples of the scaled prior.
 
-        Errors are taken relative to what was measured: a stall, however long, then counts as one at most.
+        Errors are relative to the measured time, so the relative error of a stall is at most 1, however long it was.
         """
         seconds = max(seconds, self._scale * self._shape(features) / TOO_FAST)
         z = [w * self._scale * x / seconds for w, x in zip(self._prior, features, strict=True)]

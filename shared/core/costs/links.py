@@ -13,7 +13,7 @@ class Links(Struct, frozen=True):
     nic_bytes_s: float = 1.25e9
     shm_bytes_s: float = 4e9
     fixed_s: float = 0.002
-    """Whatever the size: asking, connecting."""
+    """Seconds per transfer whatever its size: request and connection."""
 
     def transfer_s(self, size_bytes: float, same_host: bool) -> float:
         return transfer_s(size_bytes, self.shm_bytes_s if same_host else self.nic_bytes_s, self.fixed_s)

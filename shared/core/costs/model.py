@@ -29,7 +29,7 @@ def compute_s(cost: CostCoefficients, start: int, tokens: int) -> float:
 
 
 def load_s(cost: CostCoefficients, tokens: int) -> float:
-    """Loading the cached KV of so many tokens."""
+    """Loading the cached KV of `tokens` tokens."""
     return cost.load_token_s * tokens
 
 
@@ -64,7 +64,7 @@ def repeat_s(cost: CostCoefficients, requests: int, kv_tokens: int, steps: int) 
 
 
 def steps_within(cost: CostCoefficients, requests: int, kv_tokens: int, seconds: float) -> int:
-    """How many whole decode steps of repeat_s end within `seconds`."""
+    """How many consecutive decode steps (see repeat_s) fit into `seconds`."""
     first, growth = step_s(cost, requests, kv_tokens), cost.step_token_s * requests
     if first <= 0.0:
         raise ValueError("a decode step must take time")
@@ -81,7 +81,7 @@ def steps_within(cost: CostCoefficients, requests: int, kv_tokens: int, seconds:
 
 
 def transfer_s(size_bytes: float, bandwidth_bytes_s: float, fixed_s: float = 0.0) -> float:
-    """Moving bytes over an otherwise idle link; nothing to move takes no time."""
+    """Moving bytes over an otherwise idle link. Moving 0 bytes takes 0 s."""
     return fixed_s + size_bytes / bandwidth_bytes_s if size_bytes > 0 else 0.0
 
 
@@ -111,7 +111,7 @@ class CostFit:
     """A node's coefficients, learnt from its own steps.
 
     Starts from a prior, needs a few samples of a kind before it moves, recovers from a prior that is wrong by
-    any factor, and shrugs off single outliers. Deterministic; `observe` is O(1).
+    any factor, and is barely affected by single outliers. Deterministic; `observe` is O(1).
     """
 
     def __init__(self, prior: CostCoefficients) -> None:

@@ -24,6 +24,6 @@ SMALL_MODEL_CPU = CostCoefficients(
     step_request_s=1e-3,
     step_token_s=1.5e-6,
 )
-"""A 135M-parameter model on two CPU cores: where a real node's fit starts from."""
+"""A 135M-parameter model on two CPU cores: the prior that a real node's fit starts from."""
 
 PRESETS = {"llama2-70b-8xa800": LLAMA2_70B_8XA800, "small-model-cpu": SMALL_MODEL_CPU}

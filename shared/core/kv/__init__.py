@@ -1,1 +1,1 @@
-"""KVCache blocks: their keys, a node's pool of them, eviction, and the events that tell of them."""
+"""KVCache blocks: their keys, a node's pool of them, eviction, and the events that report them."""

@@ -1,4 +1,4 @@
-"""Cuts what a node says about its blocks into messages that the bus can carry."""
+"""Splits a node's block events and snapshots into messages that fit the bus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PublishSnapshot(Command, frozen=True):
 
 
 WIRE_KEY_BYTES = KEY_BYTES + 2
-"""A key in msgpack."""
+"""Encoded size of a key in msgpack."""
 ENVELOPE_BYTES = 1024
 """Room for everything else in the message."""
 
@@ -40,7 +40,7 @@ def keys_per_message(max_payload_bytes: int) -> int:
 def snapshot_parts(
     node: NodeId, incarnation: Incarnation, seq: int, keys: Sequence[BlockKey], max_payload_bytes: int
 ) -> Iterator[BlockSnapshotPart]:
-    """At least one part, also of nothing: it says that nothing is held."""
+    """Yields at least one part. With no keys, that part is empty and says that the node holds nothing."""
     step = keys_per_message(max_payload_bytes)
     parts = max(1, -(-len(keys) // step))
     for part in range(parts):

@@ -70,12 +70,12 @@ def reusable_blocks(prompt_tokens: int, block_tokens: int) -> int:
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Blocks needed to hold so many tokens."""
+    """Blocks needed to hold `tokens` tokens."""
     return -(-tokens // block_tokens)
 
 
 def longest_run(keys: Sequence[BlockKey], held: set[BlockKey] | frozenset[BlockKey] | dict[BlockKey, object]) -> int:
-    """Length of the contiguous run of held keys from the first on: nothing beyond a hole counts."""
+    """Number of leading keys that are held. Counting stops at the first key that is not."""
     for i, key in enumerate(keys):
         if key not in held:
             return i

@@ -1,8 +1,8 @@
-"""What a node's pages contain, as runs: stretches of a chain that are held, used and let go of alike.
+"""What a node's pages contain, as runs: stretches of a chain whose blocks are held and released together.
 
-A sequence takes and leaves dozens of blocks together. Told apart only where their fates part, they cost one step, not
-one each: a run is split when a prompt shares but a part of it, or a chain branches off within it. Runs are trees, each
-below the one whose last block comes before its first.
+A sequence holds and releases dozens of blocks at once. Kept as one run, they cost one step instead of one step each.
+A run is split when a prompt shares only part of it, or when a chain branches off inside it. Runs form trees: a run lies
+below the run that ends with its parent block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.protocol.ids import BlockKey
 
 
 class Run(PageUse):
-    """Blocks that follow each other; keys[i] is in pages[i]. As a PageUse it speaks for its last block."""
+    """Consecutive blocks of a chain; keys[i] is in pages[i]. Its PageUse fields describe its last block."""
 
     __slots__ = ("above", "children", "entry", "keys", "pages", "parent", "refs")
 
@@ -25,29 +25,29 @@ class Run(PageUse):
         self.keys = keys
         self.pages = pages
         self.refs = 1
-        """How often each of its pages is held."""
+        """How many holders each of its pages has."""
         self.above: Run | None = None
         """The run before it in its chain."""
         self.parent: BlockKey | None = None
-        """The key of the block before it where that is not here: hardly ever."""
+        """The key of the block before its first one, if that block is not here. Rarely set."""
         self.children = 0
-        """How many runs it is above of."""
+        """How many runs lie directly below it."""
         self.entry: tuple[Any, ...] | None = None
-        """The one that counts among the candidates for eviction."""
+        """Its valid entry in the eviction heap. Any other entry there for this run is outdated."""
 
 
 class BlockTree:
-    """All runs of a node, by key and by page. Knows who is above whom, and nothing of room."""
+    """All runs of a node, by key and by page. Tracks which run is above which; eviction is up to the pool."""
 
     def __init__(self, pages: int) -> None:
         self.by_key: dict[BlockKey, Run] = {}
         self.by_page: list[Run | None] = [None] * pages
         self.orphans: dict[BlockKey, dict[Run, None]] = {}
-        """Runs by the key of their parent, which is not here."""
+        """Parent key -> the runs below it, for parents that are not here."""
 
     def plant(self, run: Run, parent: BlockKey | None) -> bool:
-        """A run that is new here, below the block `parent`. False, and no change, if some of its blocks are here, come
-        twice, or belong into different runs."""
+        """Add a new run below the block `parent`. Returns False and changes nothing if one of its blocks is already here
+        or occurs twice, or if an orphan belongs below one of its inner blocks: then it can't be a single run."""
         by_key, orphans = self.by_key, self.orphans
         if not by_key.keys().isdisjoint(run.keys) or parent in run.keys:
             return False
@@ -96,7 +96,7 @@ class BlockTree:
             run.children += 1
 
     def split(self, run: Run, at: int) -> Run:
-        """Its first `at` blocks (not all) become a run of their own, above it. Returns that one."""
+        """Move its first `at` blocks (not all of them) into a new run above it. Returns the new run."""
         head = Run(run.keys[:at], run.pages[:at], run.stored_at - len(run.keys) + at)
         head.used_at, head.uses, head.refs = run.used_at, run.uses, run.refs
         head.above, head.parent, head.children = run.above, run.parent, 1
@@ -111,7 +111,7 @@ class BlockTree:
         return head
 
     def cut(self, run: Run, start: int, end: int) -> Run:
-        """Blocks start..end-1 of a run as one of their own."""
+        """Split a run so that its blocks start..end-1 are a run of their own. Returns that run."""
         if end < len(run.keys):
             run = self.split(run, end)
         if start:
@@ -119,7 +119,7 @@ class BlockTree:
         return run
 
     def shorten(self, run: Run, blocks: int) -> tuple[tuple[BlockKey, ...], list[int]]:
-        """Forget the last `blocks` of a run that is above of none; returns their keys and pages."""
+        """Remove the last `blocks` blocks of a run that has no children. Returns their keys and pages."""
         if blocks == len(run.keys):
             keys, pages = run.keys, run.pages
             run.keys, run.pages = (), []
@@ -132,7 +132,7 @@ class BlockTree:
         return keys, pages
 
     def uproot(self, run: Run) -> Run | None:
-        """Of one that has no blocks left. Returns the one that was above it."""
+        """Remove a run that has no blocks left. Returns the run that was above it, if any."""
         above, run.above = run.above, None
         if above is not None:
             above.children -= 1
@@ -144,7 +144,7 @@ class BlockTree:
         return above
 
     def forsake(self, run: Run) -> None:
-        """Nothing is below it any more: its children wait for it to come back."""
+        """Detach the children of a run. They become orphans until its last block is stored again."""
         children = [child for child in set(self.by_key.values()) if child.above is run]
         if children:
             self.orphans[run.keys[-1]] = dict.fromkeys(children)
@@ -175,7 +175,7 @@ class BlockTree:
 
 
 def alike(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of what both begin with."""
+    """Length of the common prefix."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

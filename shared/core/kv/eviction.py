@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class PageUse:
-    """What a policy may know of a cached page. Times are counts of pool operations, not seconds."""
+    """What a policy may know about a cached page. Times are counts of pool operations, not seconds."""
 
     __slots__ = ("stored_at", "used_at", "uses")
 

@@ -1,11 +1,11 @@
-"""One node's pages: who holds them, what they contain, and which go when room is needed.
+"""One node's pages: which are held, what they contain, and which are evicted when room is needed.
 
 Every page is in exactly one state:
-    free     nobody holds it and its content is worth nothing
+    free     nobody holds it and its content is meaningless
     held     one or more sequences (or transfers) hold it; it may have a key
-    cached   nobody holds it, but its key says what it contains: reusable, evictable
-A key is given to a page once its KV is complete. Two pages may come to contain the same block (two sequences computed
-it at the same time): the first keeps the key, the other is freed when released.
+    cached   nobody holds it, but it has a key: it can be reused or evicted
+A page gets its key once its KV is complete. If two sequences compute the same block at the same time, two pages contain
+it: the first to be registered gets the key, the other stays without one and is freed when released.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from shared.core.kv.eviction import EvictionPolicy, Lru
 from shared.protocol.ids import BlockKey
 
 Entry = tuple[Any, ...]
-"""(*rank, stamp, run) in the eviction heap: flat, since comparing them is what takes the time. Stamps are unique."""
+"""(*rank, stamp, run) in the eviction heap. Flat, because comparing entries dominates the cost. Stamps are unique."""
 
 
 class BlockPool:
-    """Mutated by every method but `peek`, `key_of`, `refs_of`, `keys` and the counts. Knows no time and no bytes."""
+    """Every method except `peek`, `key_of`, `refs_of`, `keys` and the counts mutates it. It deals in pages only, not in
+    seconds or bytes."""
 
     def __init__(self, pages: int, policy: EvictionPolicy | None = None, *, keep: bool = True) -> None:
-        """`keep` off: pages are given no keys, so that nothing stays cached."""
+        """With `keep` off, pages get no keys and nothing stays cached."""
         self.keeps = keep
         self._policy = policy or Lru()
         self.total = pages
         self._free = list(range(pages - 1, -1, -1))
         self._bare = bytearray(pages)
-        """1: the page is held and has no key. It is held once: nobody else can find it."""
+        """1 if the page is held and has no key. It then has exactly one holder, since nobody else can find it."""
         self._runs = BlockTree(pages)
         self._cached = 0
         self._heap: list[Entry] = []
@@ -63,7 +64,7 @@ class BlockPool:
     # -- holding pages ---------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hold `count` pages of no content, evicting cached ones as needed; None (and no change) if too few are left."""
+        """Hold `count` empty pages, evicting cached ones as needed. None, and no change, if too few are left."""
         free = self._free
         if count > len(free):
             if count > len(free) + self._cached:
@@ -77,7 +78,7 @@ class BlockPool:
         return taken
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Hold the pages of the longest contiguous run of `keys` from the first on: nothing beyond a hole counts."""
+        """Hold the pages of the leading `keys` that are here, up to the first that is not. Returns those pages."""
         pages: list[int] = []
         by_key = self._runs.by_key
         if not by_key:
@@ -103,7 +104,8 @@ class BlockPool:
         return pages
 
     def unpin(self, pages: list[int]) -> None:
-        """Let go of pages, each once per time it was held. Those nobody holds any more become cached, or free."""
+        """Release pages, each once per time it was held. A page without holders becomes cached if it has a key, or
+        else free."""
         self._clock += 1
         used_at, by_page, end = self._clock, self._runs.by_page, len(pages)
         if not self._runs.by_key:
@@ -126,7 +128,7 @@ class BlockPool:
             heapify(self._heap)
 
     def _common(self, run: Run, pages: list[int]) -> Run:
-        """The blocks of a run, as one of their own, that `pages` ends with."""
+        """Split off the blocks of `run` that `pages` ends with, and return them as a run of their own."""
         end = run.pages.index(pages[-1]) + 1
         return self._runs.cut(run, end - alike(run.pages[end - 1 :: -1], pages[::-1]), end)
 
@@ -153,11 +155,11 @@ class BlockPool:
     # -- what pages contain ----------------------------------------------------------------------------------------
 
     def register(self, page: int, key: BlockKey, parent: BlockKey | None) -> bool:
-        """Say that a held page contains the block `key`, complete. False if another page has it already."""
+        """Record that a held page contains the complete block `key`. False if another page already has that key."""
         return self.register_chain([page], (key,), parent) == 1
 
     def register_chain(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> int:
-        """`register` for blocks that follow each other, the first one `parent`; returns how many of them are new."""
+        """`register` consecutive blocks, the first of which follows `parent`. Returns how many of them are new."""
         if not (self.keeps and pages):
             return 0
         bare = self._bare
@@ -176,7 +178,7 @@ class BlockPool:
         return new
 
     def _plant(self, pages: list[int], keys: tuple[BlockKey, ...], parent: BlockKey | None) -> bool:
-        """False, and no change, if they can't be one run."""
+        """Returns False and changes nothing if the blocks can't be a single new run."""
         if not self._runs.plant(Run(keys, pages.copy(), self._clock + len(pages)), parent):
             return False
         self._clock += len(pages)
@@ -187,12 +189,12 @@ class BlockPool:
         return True
 
     def peek(self, keys: Sequence[BlockKey]) -> int:
-        """Length of the run that `match` would hold."""
+        """How many pages `match` would hold."""
         return longest_run(keys, self._runs.by_key)  # type: ignore[arg-type]
 
     @property
     def content(self) -> KeysView[BlockKey]:
-        """A live view of the keys that pages have."""
+        """A live view of the keys of all pages."""
         return self._runs.by_key.keys()
 
     def key_of(self, page: int) -> BlockKey | None:
@@ -221,12 +223,12 @@ class BlockPool:
     # -- eviction --------------------------------------------------------------------------------------------------
 
     def _entry(self, run: Run) -> Entry:
-        """What makes a cached run, which no child needs, a candidate."""
+        """The heap entry that makes a cached run without children a candidate for eviction."""
         self._clock += 1
         return (*self._policy.rank(run), self._clock, run)
 
     def _make_room(self, count: int) -> None:
-        """Evict the lowest candidates until `count` pages are free."""
+        """Evict the candidates of lowest rank until `count` pages are free."""
         free, heap = self._free, self._heap
         while len(free) < count:
             if not heap:
@@ -239,9 +241,12 @@ class BlockPool:
                 self._evict(run, count - len(free), lowest)
 
     def _evict(self, run: Run, lacking: int, lowest: bool) -> None:
-        """The last block of a run that is above of none. While more are lacking, those before it go too, each as long as
-        it is the lowest candidate: mostly whole chains do. Within a run no block ranks above the one after it, so that
-        the rest of one goes with its last block. `lowest`: that one ranks below all other candidates."""
+        """Evict the last block of a run that has no children, then the blocks before it, also in the runs above, while
+        pages are lacking and the next block is the lowest candidate. Often this evicts a whole chain.
+
+        `lacking`: pages still needed. `lowest`: the run ranks below all other candidates. Within a run no block ranks
+        above the one after it, so the blocks of a lowest run are evicted at once, without comparing each.
+        """
         heap, blocks = self._heap, lacking if lowest else 1
         while True:
             keys, pages = self._runs.shorten(run, max(1, min(blocks, len(run.keys))))
@@ -263,7 +268,8 @@ class BlockPool:
             blocks = lacking
 
     def _evict_ancestor(self) -> None:
-        """Every cached block left is an ancestor of a held one (held by a sequence that computed its own copy of it)."""
+        """Evict the lowest cached block when there are no candidates: every cached block is then an ancestor of a held
+        one. This happens when the holder of a block computed its own copies of the ancestors."""
         cached = [run for run in set(self._runs.by_key.values()) if not run.refs]
         alone = [self._runs.split(run, 1) for run in cached for _ in run.keys[1:]] + cached
         run = min(alone, key=lambda run: (self._policy.rank(run), run.pages))
@@ -292,8 +298,8 @@ class BlockPool:
 def _net(
     keys: tuple[BlockKey, ...], done: tuple[BlockKey, ...], undone: tuple[BlockKey, ...]
 ) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
-    """Blocks that were changed, with another change and against the opposite one: of a block that was changed back and
-    forth neither is left."""
+    """Add `keys` to the changes `done` and cancel them against the opposite changes `undone`. Returns the new pair. A
+    block that was changed and changed back is in neither."""
     if undone:
         both = set(keys).intersection(undone)
         keys = tuple([key for key in keys if key not in both])
