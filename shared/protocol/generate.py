@@ -1,10 +1,10 @@
 """Generation over NATS, for clients of the cluster: one request in, a stream of numbered events out.
 
 Publish a call to `subjects.GENERATE` with a reply subject. Events come to the reply subject, numbered 0, 1, 2 ...;
-the last has `last` set, and carries the error if there is one. No event follows it. A client that stops listening on the reply subject has
-left, and its generation ends with the next event. (Each event carries a reply subject on which nats-server tells the
-gateway that nobody listens. Clients must not send anything there.) A call is GenerateCall as msgpack, or as JSON with
-the same fields; events come in the encoding of the call:
+the last has `last` set, and carries the error if there is one. No event follows it. A client that stops listening on
+the reply subject has left, and its generation ends with the next event. (Each event carries a reply subject on which
+nats-server tells the gateway that nobody listens. Clients must not send anything there.) A call is GenerateCall as
+msgpack, or as JSON with the same fields; events come in the encoding of the call:
 
     nats request tsukimi.v1.generate --replies=0 --timeout 30s \\
         '{"kind":"chat","body":{"model":"toy","messages":[{"role":"user","content":"hello"}]}}'

@@ -78,7 +78,7 @@ class SamplingParams(Struct, frozen=True):
         return self.repetition_penalty != 1.0
 
     def needs_prompt(self, first_index: int) -> bool:
-        """Whether sampling needs the token ids of this attempt's prompt, which includes the tokens earlier attempts made."""
+        """Whether sampling needs the token ids of this attempt's prompt, which include the tokens of earlier attempts."""
         return self.looks_at_prompt or (first_index > 0 and self.looks_back)
 
 

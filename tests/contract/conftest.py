@@ -9,6 +9,6 @@ from tests.support.fakes.bus_house import House, memory_house, nats_house
 
 @pytest.fixture(params=[memory_house, nats_house], ids=["memory", "nats"])
 async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
-    """Every implementation of the bus in turn."""
+    """Each implementation of the bus in turn."""
     async with request.param() as house:
         yield house

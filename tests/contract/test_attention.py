@@ -25,7 +25,7 @@ PAGES = 200
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny operators: a second thread only gets in the way."""
+    """The operators are tiny; a second thread only slows them down."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,7 +38,7 @@ def bench(backend: str, shape: AttentionShape, dtype: Any = torch.float32) -> Be
 
 
 def builder(backend: str) -> Any:
-    """Builds the backend; skips where this CPU, or a missing compiler, does not let it run."""
+    """Builds the backend. Skips the test if this CPU does not support it or a compiler is missing."""
     if not backend.startswith("native-"):
         return {"torch": CpuAttention, "reference": ReferenceAttention}[backend]
     return partial(NativeAttention, kernels=loaded(backend.removeprefix("native-")))
@@ -150,7 +150,7 @@ def test_chunks_larger_than_a_tile_of_queries(backend: str) -> None:
 
 @pytest.mark.parametrize("reach", [Reach(), Reach(window=40)])
 def test_prompts_are_bit_equal_in_every_number_of_threads(backend: str, reach: Reach) -> None:
-    """However the work is cut for them."""
+    """The result must not depend on how the work is split among threads."""
     if not backend.startswith("native"):
         pytest.skip("torch's sums depend on the threads")
     case = bench(backend, shape(reaches=(reach, Reach())))

@@ -1,4 +1,4 @@
-"""What every bus guarantees, asked of each of them: asking and telling. Bounds and the end: test_bus_bounds.py."""
+"""What every bus implementation guarantees: requests and publications. For bounds and closing see test_bus_bounds.py."""
 
 from __future__ import annotations
 

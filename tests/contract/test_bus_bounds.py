@@ -1,4 +1,4 @@
-"""What every bus guarantees, asked of each of them: bounds, and how it ends."""
+"""What every bus implementation guarantees: bounds, and how it closes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_close_may_be_repeated_and_nothing_works_afterwards(house: House) 
 
 
 async def until_unavailable(bus: Bus, subject: str) -> None:
-    """Until nobody takes new requests. Ones that are taken meanwhile are left to their time-out."""
+    """Wait until nobody accepts new requests. Requests accepted meanwhile are left to time out."""
     async with asyncio.timeout(20.0):
         while True:
             try:

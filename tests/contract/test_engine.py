@@ -1,4 +1,4 @@
-"""What every engine guarantees, run over the toy engine and over a small model with each way to hold its pages."""
+"""What every engine guarantees, tested on the toy engine and on a small model with each way to store its pages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _reference(folder: Path) -> Engine:
 
 
 def _mirrored(folder: Path) -> Engine:
-    """A model whose pages lie on another device than the shared memory, as beside a GPU; here both are the CPU."""
+    """A model whose pages are on a device apart from the shared memory, as with a GPU. Here both are on the CPU."""
     torch = pytest.importorskip("torch", reason="the engine extra is not installed")
     from shared.engine.attention.cpu import CpuAttention
     from shared.engine.hardware import Hardware

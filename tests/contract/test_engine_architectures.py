@@ -1,5 +1,5 @@
-"""Other architectures than the small model's, with random weights: the logits that transformers computes, and the same
-tokens as its own generate, by both paths of the engine."""
+"""Architectures other than the small model's, with random weights. Both paths of the engine must give the logits that
+transformers computes, and the same tokens as its generate."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 class Kind(Struct, frozen=True):
     config: dict[str, Any]
     lean: bool
-    """Whether the lean path takes it."""
+    """Whether the lean path supports it."""
 
 
 KINDS = {
     "Llama": Kind({"rope_parameters": LLAMA3_ROPE}, True),
     "Llama-tied": Kind({"tie_word_embeddings": True}, True),
-    "Llama-narrow": Kind({"intermediate_size": 90}, True),  # no whole panels of the kernels
+    "Llama-narrow": Kind({"intermediate_size": 90}, True),  # not a multiple of the kernels' panel size
     "Llama-biased": Kind({"attention_bias": True}, False),
     "Mistral": Kind({"sliding_window": None}, True),
     "Mistral-sliding": Kind({"sliding_window": 24}, True),
@@ -69,7 +69,7 @@ PROMPT = [97 + (i * 5 + i // 7) % 26 for i in range(70)]
 
 class Case(Struct, frozen=True):
     model: Any
-    """transformers'."""
+    """The model in transformers."""
     engine: ModelEngine
 
 
@@ -108,7 +108,7 @@ def test_says_what_transformers_says(case: Case) -> None:
 
 
 class Watched:
-    """A model's path to logits that remembers the last ones."""
+    """Wraps a model's logits function and remembers its last result."""
 
     def __init__(self, path: Forward) -> None:
         self._path = path

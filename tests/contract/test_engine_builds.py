@@ -1,4 +1,4 @@
-"""Engines on each build of the kernels say what transformers says: whole tiny models, weights and KV in either format."""
+"""Engines on each build of the kernels compute what transformers does: tiny models, weights and KV in either format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.engine.sequences import Sequences  # noqa: E402
 from tests.support.engine.tiny import save_tiny  # noqa: E402
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("Llama", {"intermediate_size": 90}),  # no whole panels
+    "Llama": ("Llama", {"intermediate_size": 90}),  # not a multiple of the kernels' panel size
     "Qwen3": ("Qwen3", {"head_dim": 40}),
 }
 PROMPT = [97 + (i * 5 + i // 7) % 26 for i in range(150)]
@@ -46,7 +46,7 @@ def engine_on(build: str, folder: Path, dtype: str) -> ModelEngine:
 
 
 def logits(engine: ModelEngine) -> Any:
-    """Of every position of PROMPT: most in one step, some behind them in another, the last alone."""
+    """Logits of every position of PROMPT, computed in three steps: 100 positions, then 49, then the last one."""
     pages = tuple(range(blocks_for(len(PROMPT), engine.spec.layout.block_tokens)))
     parts, tokens = [], torch.tensor(PROMPT)
     for start, end in ((0, 100), (100, 149), (149, 150)):
@@ -111,7 +111,7 @@ def test_generates_what_transformers_generates(build: str, tmp_path: Path) -> No
 def test_rows_that_nobody_looks_at_leave_their_keys_and_values_alone(
     build: str, dtype: str, keep: list[int], tmp_path: Path
 ) -> None:
-    """Two prompts in a step: the last layer computes no more than is asked for."""
+    """Two prompts are in one step. The last layer computes only the rows asked for."""
     engine = engine_on(build, save_tiny(tmp_path, eos_token_id=None), dtype)
     batch = AttentionBatch((Span(0, 100, tuple(range(7)), 0), Span(0, 50, (7, 8, 9, 10), 100)))
     layers = list(range(engine.spec.layout.layers))

@@ -1,4 +1,4 @@
-"""The engine says, token for token, what transformers' own generate says with the same weights."""
+"""With the same weights the engine gives, token for token, the output of transformers' generate."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tests.support.engine.sequences import GREEDY, Sequences, step  # noqa: E402
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 THREADS = 1
-"""Two only help on an idle machine, and make everything many times slower on a busy one."""
+"""A second thread helps only on an idle machine, and makes everything many times slower on a busy one."""
 NEW_TOKENS = 12
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 128, 333, 1000]
 QUICK = 64
-"""Longer prompts take minutes in all: they are for .ci/run."""
+"""Prompts longer than this are marked slow: together they take minutes. .ci/run includes them."""
 BATCHES = [LENGTHS[0:8], LENGTHS[7:15]]
 
 
 class Prompt(Struct, frozen=True):
     tokens: list[int]
     answer: list[int]
-    """What transformers says, at most NEW_TOKENS long, an EOS included."""
+    """The answer of transformers: at most NEW_TOKENS tokens, including an EOS."""
 
 
 Ask = Callable[[int], Prompt]
@@ -62,7 +62,7 @@ def reference(small_model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompts(small_model: Path, reference: Any) -> Ask:
-    """A prompt of English text by its length, with the greedy answer of transformers. Each is computed once."""
+    """Prompt length -> English prompt with the greedy answer of transformers. Each is computed once."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(small_model)
     text = tokenizer(" ".join(topics[name] for name in sorted(topics))[:40_000])["input_ids"]
 
@@ -92,7 +92,7 @@ def run(engine: Engine) -> Sequences:
 
 @pytest.fixture(scope="module")
 def known(run: Sequences, prompts: Ask) -> Any:
-    """Prefill the prompt of a length, once."""
+    """Prompt length -> the prompt, prefilled once."""
 
     @cache
     def prefilled(length: int) -> Known:
@@ -104,7 +104,7 @@ def known(run: Sequences, prompts: Ask) -> Any:
 
 
 def decode(run: Sequences, batch: list[Known]) -> list[list[int]]:
-    """Answers of prefilled prompts, decoded together, each cut after as many tokens as transformers gave."""
+    """Decode prefilled prompts together. Each answer is cut to as many tokens as transformers gave."""
     answers = [list(k.first.tokens) for k in batch]
     for _ in range(NEW_TOKENS - 1):
         steps = [
@@ -233,7 +233,7 @@ def loss(logits: Any, text: list[int]) -> float:
 
 @pytest.mark.slow
 def test_bfloat16_teacher_forced_with_a_margin(small_model: Path, reference: Any, prompts: Ask) -> None:
-    """Given the float32 text so far, bfloat16 picks the same next token wherever float32 is sure of it."""
+    """Given the float32 text so far, bfloat16 picks the same next token wherever float32 has a clear favourite."""
     margin = 1.0
     config = EngineConfig(str(small_model), "bfloat16", kv_bytes=64 << 20, threads=THREADS)
     engine = load_engine(config, lambda what, fraction: None)

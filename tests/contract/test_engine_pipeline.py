@@ -1,4 +1,4 @@
-"""A group of stages computes what one process computes, to the bit, in tokens and in pages."""
+"""A group of stages gives the same tokens and page contents as one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def group(request: pytest.FixtureRequest, small_model: Path) -> Iterator[Engine]
 
 
 class Pair:
-    """The same work on both, in the same pages."""
+    """Does the same work on both engines, in the same pages."""
 
     def __init__(self, plain: Engine, group: Engine) -> None:
         self.both = Sequences(plain), Sequences(group)
@@ -53,7 +53,7 @@ class Pair:
         plain, group = (run.pages(tokens) for run in self.both)
         assert plain == group
         self.pages += plain
-        for run in self.both:  # of what an earlier test left there
+        for run in self.both:  # clear what an earlier test left in these pages
             layout = run.engine.spec.layout
             for page in plain:
                 for layer in range(layout.layers):

@@ -1,4 +1,4 @@
-"""A group of stages fails as one, and leaves no process behind; what cannot be cut is refused."""
+"""A group of stages fails as a whole and leaves no process behind. A model that can't be split is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Neighbouring stages have layers in common."""
+    """A model deep enough that neighbouring stages overlap: they have some layers in common."""
     return save_tiny(tmp_path_factory.mktemp("deeper"), num_hidden_layers=15)
 
 
@@ -71,7 +71,7 @@ def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is
 def test_the_stage_that_cannot_load_is_named(
     deeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not its neighbour, which still loads when it ends."""
+    """The error names the stage that failed, not its neighbour, which is still loading at that time."""
     slow = save_tiny(tmp_path, num_hidden_layers=15, intermediate_size=60_000)
 
     def start(setups: list[Setup], memory_fd: int) -> Any:
@@ -110,7 +110,7 @@ def test_a_stage_killed_in_the_middle_of_a_step_ends_the_step(
         for child in children():
             child.kill()
 
-    def prefill_twice() -> None:  # the stage may have been done with the first one
+    def prefill_twice() -> None:  # the stage may already have finished its part of the first one
         for _ in range(2):
             run.prefill(tokens(1000), run.pages(1000), on_layer=on_layer)
 

@@ -1,4 +1,4 @@
-"""Structured output, over the toy engine and over the real small model: what is made follows its grammar to the end."""
+"""Structured output on the toy engine and on the real small model: each answer follows its grammar to the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 class Talk:
-    """Asks an engine until answers end."""
+    """Runs an engine until its answers end."""
 
     def __init__(self, engine: Engine) -> None:
         self.run = Sequences(engine)
@@ -66,8 +66,8 @@ class Talk:
     def answers(
         self, text: str, samples: Sequence[SamplingParams], most: int = MOST, forget_at: int = -1
     ) -> list[list[int]]:
-        """One per sampling, all in one batch. From token `forget_at` on under other attempts' names, as on a node that
-        never saw them."""
+        """One answer per sampling, all in one batch. From token `forget_at` on, the attempts have new names, as on a node
+        that has not seen them before."""
         prompt = self.encode(text)
         tables = [self.run.pages(len(prompt) + most) for _ in samples]
         answers: list[list[int]] = [[] for _ in samples]
@@ -136,7 +136,7 @@ def test_a_state_made_anew_from_the_tokens_goes_on_the_same(talk: Talk, engine: 
 
 
 def test_neighbours_change_no_token(talk: Talk, engine: Engine) -> None:
-    """Of greedy and seeded ones, held to a grammar or not."""
+    """Holds for greedy and seeded sampling, with and without a grammar."""
     samples = [
         held(engine, "json_schema", schema(Town)),
         GREEDY,
@@ -155,7 +155,7 @@ def test_an_impossible_grammar_fails_alone(talk: Talk, engine: Engine) -> None:
     steps = []
     for i, (kind, text) in enumerate(bad):
         sample = held(engine, kind, text)
-        said = talk.encode("y") if kind == "choice" else []  # an answer that does not follow
+        said = talk.encode("y") if kind == "choice" else []  # an answer that breaks the grammar
         steps.append(step(f"bad{i}", 0, prompt, talk.run.pages(len(prompt)), sample, prompt, said))
     steps.append(step("good", 0, prompt, talk.run.pages(len(prompt)), GREEDY))
     *failed, good = engine.run(steps)

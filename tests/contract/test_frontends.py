@@ -1,4 +1,4 @@
-"""Every way to a generation gives the same text, logprobs, finish reasons and usage: one suite over all fronts."""
+"""All ways to request a generation give the same text, logprobs, finish reasons and usage: one suite for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class House:
         self.cluster, self.fronts = cluster, fronts
 
     async def ask_all(self, kind: str, body: dict[str, Any]) -> Got:
-        """By every front; asserts that all got the same and returns it."""
+        """Ask through every front, assert that all got the same, and return it."""
         answers = [await front.ask(kind, {"model": "toy"} | body) for front in self.fronts]
         first = answers[0]
         for got, front in zip(answers, self.fronts, strict=True):
@@ -137,7 +137,7 @@ async def test_counts_are_exact(house: House, most: int) -> None:
     assert len(got.texts[0]) == most
     if most == 1:
         assert not house.cluster.decodes[0].asked
-    house.cluster.conductor.local = True  # and the same where the decode node prefills
+    house.cluster.conductor.local = True  # the same must hold if the decode node prefills
     local = await house.ask_all("completion", {"prompt": "abc", "max_tokens": most, "temperature": 0})
     assert (local.texts, local.finishes, local.usage) == (got.texts, got.finishes, got.usage)
 
@@ -201,7 +201,7 @@ async def test_overload_and_failure_are_told_by_every_route(house: House) -> Non
 
 
 async def test_chunks_are_the_same_on_streams(house: House) -> None:
-    """SSE, WebSocket and NATS carry the very same objects."""
+    """SSE, WebSocket and NATS carry identical objects."""
 
     def shape(got: Got) -> list[Any]:
         return [json.loads(json.dumps(c | {"id": "", "created": 0})) for c in got.chunks]

@@ -1,4 +1,4 @@
-"""What is particular to generation over NATS: numbering, signs of life, cancellation, nonsense."""
+"""What only generation over NATS has: event numbers, keep-alives, cancellation, and malformed calls."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_two_gateways_share_the_calls(server: NatsServer) -> None:
 
 
 async def leave(server: NatsServer, data: bytes, how: str, after: int) -> None:
-    """Call, take so many events, go."""
+    """Call, take `after` events, and leave."""
     client = await nats.connect(server.url)
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
@@ -152,13 +152,13 @@ async def leave(server: NatsServer, data: bytes, how: str, after: int) -> None:
 async def test_a_caller_that_is_gone_frees_the_nodes(
     cluster: FakeCluster, server: NatsServer, how: str, after: int
 ) -> None:
-    """In prefill, where nothing but signs of life could tell, and while tokens come."""
+    """The caller leaves during prefill, where only a keep-alive can reveal it, or while tokens are arriving."""
     cluster.prefills[0].token_s = 0.0 if after else 3600.0
     cluster.decodes[0].token_s = 0.02
     stays = asyncio.create_task(all_events(server, call("<<say:who stays>>"))) if after else None
     await leave(server, call("for ever"), how, after)
     node = cluster.decodes[0] if after else cluster.prefills[0]
-    await until(lambda: node.cancelled)  # the call may not even have come to the gateway yet
+    await until(lambda: node.cancelled)  # the call may not have reached the gateway yet
     await cluster.idle()
     assert set(node.cancelled.values()) == {"client_left"}
     assert cluster.sample("tsukimi_requests_ended_total", outcome="aborted") == 1
@@ -190,7 +190,7 @@ async def next_event(subscription: Any) -> GenerateEvent:
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
-HELD_BACK = {  # 300 tokens with their logprobs come in one event, when it is clear that they are no stop string
+HELD_BACK = {  # held back as a possible stop string, then 300 tokens with logprobs come in one event
     "stop": ["x" * 300],
     "logprobs": True,
     "messages": [{"role": "user", "content": f"<<say:{'x' * 299}y and more>>"}],

@@ -1,4 +1,4 @@
-"""What every transport must keep, over each of them."""
+"""What every transport guarantees, tested on each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKERS: dict[str, Callable[[Memory], Transport]] = {
 
 
 class Pair:
-    """A listener, and one connection with both ends in this process, each over a memory of its own."""
+    """A listener and one connection. Both ends are in this process, each with its own memory."""
 
     def __init__(self, make: Callable[[Memory], Transport]) -> None:
         self.near_memory, self.far_memory = Memory(SIZE), Memory(SIZE)

@@ -1,4 +1,4 @@
-"""What a DataPlane must keep, over each transport: landings, write streams, puts, fetches."""
+"""What a DataPlane guarantees on each transport: landings, write streams, puts, fetches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 class Commits:
-    """What on_commit was called with."""
+    """Records the calls of on_commit."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[LandingCommit] = asyncio.Queue()

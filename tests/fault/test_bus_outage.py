@@ -1,4 +1,4 @@
-"""The NATS bus without its server: before it starts, while it is away, when it is back."""
+"""The NATS bus without its server: before the server starts, while it is down, and after it is back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_after_an_outage_of_3_seconds_everything_is_subscribed_again(
     await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(m.n))
     left = await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(-1))
     await lose(server, bus, kill=kill)
-    await until(lambda: states and not other.connected)  # told a moment after the connection is gone
+    await until(lambda: states and not other.connected)  # the callback comes shortly after the connection is lost
     assert states == [False]
     await left.unsubscribe()
     for n in range(10):
@@ -173,7 +173,7 @@ async def test_a_server_that_hangs_is_noticed_and_found_again_when_it_goes_on(
 
 
 async def test_a_connection_ended_for_good_is_told_as_a_failure(server: NatsServer, bus: NatsBus) -> None:
-    """The server now wants a password that we do not have."""
+    """The restarted server requires a password that the bus does not have."""
     server.reconfigure("authorization { user: a, password: b }")
     with pytest.raises(Unavailable, match="authorization"):
         await asyncio.wait_for(bus.failed, 20.0)

@@ -1,4 +1,4 @@
-"""The conductor as a process on a real nats-server, among nodes played by hand."""
+"""The conductor as a process on a real nats-server, with nodes simulated by the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROLES: dict[str, Role] = {"p-0": "prefill", "p-1": "prefill", "d-0": "decode", "
 
 
 class Cluster:
-    """Nodes that answer roll calls and snapshot requests, and beat. p-i and c-i are on one host."""
+    """Nodes that answer roll calls and snapshot requests and send heartbeats. p-i and c-i are on the same host."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -98,7 +98,7 @@ class Cluster:
                 await asyncio.sleep(0.01)
 
     async def refused(self) -> None:
-        """Return once nobody can be placed."""
+        """Return once a request can't be placed."""
         async with asyncio.timeout(20.0):
             while True:
                 try:
@@ -108,7 +108,7 @@ class Cluster:
                 await asyncio.sleep(0.02)
 
     async def placed(self) -> None:
-        """Return once the conductor answers."""
+        """Return once a request can be placed."""
         async with asyncio.timeout(20.0):
             while True:
                 with contextlib.suppress(Unavailable):

@@ -1,4 +1,4 @@
-"""The cache node as users have it: a process on a real bus, killed and restarted."""
+"""The cache node as users run it: a process on a real bus, killed and restarted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def put(writer: Site, target: NodeRef, keys: list[bytes]) -> int:
 
 
 class Blocks:
-    """What the bus says about the node's blocks."""
+    """The node's blocks, according to its messages on the bus."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -83,7 +83,7 @@ class Blocks:
         await self._bus.flush()
 
     async def snapshot(self) -> set[bytes]:
-        """All keys of a snapshot asked for now."""
+        """Ask for a snapshot and return all its keys."""
         self.parts = []
         await self._bus.publish(subjects.snapshot("cache-0"), SnapshotAsked("test"))
         await eventually(lambda: bool(self.parts) and len(self.parts) == self.parts[0].parts)
@@ -157,7 +157,7 @@ async def test_a_writer_that_dies_gives_its_room_back_at_once(one: Cluster, tran
 
 
 async def test_many_writers_and_readers_at_once_in_a_small_pool(one: Cluster, transport: str) -> None:
-    """Whatever is fetched is what was put under that key, while everything is being evicted."""
+    """Every fetched block is what was put under its key, even while blocks are being evicted."""
     rounds = 12
 
     async def work(n: int) -> int:

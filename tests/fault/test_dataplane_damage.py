@@ -1,4 +1,4 @@
-"""Slices lost, damaged or late on the way; pages that get a new owner in the middle of a transfer."""
+"""Slices lost, damaged or delayed on the way, and pages that get a new owner during a transfer."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 def nth(which: int, fault: Fault) -> Faults:
-    """The fault befalls one slice only."""
+    """Apply the fault to slice number `which` only."""
     return lambda n: fault if n == which else None
 
 
 async def hand_over(near: Site, far: Site, blocks: int) -> tuple[LandingCommit, str]:
-    """Write `blocks` blocks; what the receiver was told, and what the writer was."""
+    """Write `blocks` blocks. Returns what the receiver and the writer were told."""
     told: asyncio.Future[LandingCommit] = asyncio.get_running_loop().create_future()
     far.endpoint.open_landing(LANDING, range(blocks), told.set_result)
     stream = near.endpoint.open_write(far.endpoint.ref, LANDING)
@@ -121,7 +121,7 @@ async def test_a_fetch_cut_in_the_middle_keeps_what_was_verified(transport: str)
 
 
 async def test_pages_that_change_under_a_read_are_a_miss(transport: str) -> None:
-    """What happens when a lease ends before the reader does: the pages get other contents."""
+    """If a lease ends before the reader is done, the pages may get other contents."""
     async with (
         site("p", transport) as writer,
         site("cache", transport, order="page") as cache,
@@ -150,7 +150,7 @@ async def test_a_corrupt_block_is_not_stored_in_the_pool(transport: str) -> None
 
 
 async def test_a_slow_writer_never_writes_into_the_new_owners_pages(transport: str) -> None:
-    """Landings are closed at random moments of a transfer, and their pages get a new owner at once."""
+    """Landings are closed at random times during a transfer, and their pages get a new owner at once."""
     rng = random.Random(1)
     slow: Faults = lambda n: Fault(delay_s=0.002) if n % 7 == 0 else None  # noqa: E731
     async with site("p", transport) as near, site("d", transport, faults=slow) as far:

@@ -1,4 +1,4 @@
-"""Peers that die, hang, come back under the same name, or are nobody one should talk to."""
+"""Peers that die, hang, come back under the same name, or do not speak the protocol."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ async def test_kill_9_of_a_pool_is_a_miss(transport: str, tmp_path: Path) -> Non
 async def test_keys_are_equal_in_processes_with_other_hash_seeds(
     transport: str, tmp_path: Path
 ) -> None:
-    """Written under one PYTHONHASHSEED, found under two others."""
+    """Blocks written under one PYTHONHASHSEED are found under others."""
     async with site("cache", transport, order="page", pages=64) as cache, site("q", transport) as near:
         cache.endpoint.serve_pool(DictPool(64))
         for seed, stored in (("1", len(PROMPT_KEYS)), ("2", 0)):
             target = cache.endpoint.ref
             with PeerProcess(tmp_path, "put", f"p{seed}", transport, target, PYTHONHASHSEED=seed) as writer:
-                said = await asyncio.to_thread(writer.line, "stored")  # the pool is on this loop
+                said = await asyncio.to_thread(writer.line, "stored")  # in a thread, because the pool runs on this loop
                 assert said == {"stored": stored}
         result = await near.endpoint.fetch(
             cache.endpoint.ref, NAMESPACE, PROMPT_KEYS, range(len(PROMPT_KEYS))
@@ -162,7 +162,7 @@ def reset(sock: socket.socket) -> None:
     ids=["nothing", "http", "half a header", "half a frame", "noise"],
 )
 async def test_strangers_do_no_harm(said: bytes) -> None:
-    """Each says its piece and hangs up, or resets; others are served as before."""
+    """Each stranger sends its bytes and closes or resets the connection. Other peers are served as before."""
     async with site("d", "tcp") as far, site("p", "tcp") as near:
         host, _, port = far.endpoint.ref.tcp.rpartition(":")
         for hang_up in (socket.socket.close, reset):

@@ -1,4 +1,4 @@
-"""What dies behind a gateway costs its clients a pause: the text is that of the undisturbed run."""
+"""When a node behind a gateway dies, clients see only a pause: the text equals that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def ask(cluster: FakeCluster, **more: Any) -> dict[str, Any]:
 async def undisturbed_and(
     cluster: FakeCluster, disturb: Callable[[], Awaitable[None]], requests: int = 4, token_s: float = 0.01
 ) -> None:
-    """Ask, disturb while the same requests run again, and compare."""
+    """Run requests undisturbed, run them again while disturbing, and compare the answers."""
     seeds = range(requests)
     expected = [await ask(cluster, seed=seed) for seed in seeds]
     cluster.slow_down(token_s)
@@ -57,7 +57,7 @@ async def test_a_decode_node_is_killed(cluster: FakeCluster) -> None:
         await cluster.decodes[0].stop()
 
     await undisturbed_and(cluster, kill)
-    await cluster.idle()  # counted when the request is over, which the client may see first
+    await cluster.idle()  # the counter changes at the end of the request, which the client may see earlier
     assert cluster.sample("tsukimi_gateway_events_total", event="retries") >= 1
 
 
@@ -130,7 +130,7 @@ async def test_lost_messages_are_asked_for(cluster: FakeCluster, nth: int) -> No
             node.lose = lose
 
     await undisturbed_and(cluster, disturb)
-    late = await ask(cluster, seed=1, max_tokens=10)  # first and last tokens too
+    late = await ask(cluster, seed=1, max_tokens=10)  # this one may lose its first or last token too
     for node in (*cluster.prefills, *cluster.decodes):
         node.lose = lambda _: False
     assert late == await ask(cluster, seed=1, max_tokens=10)
@@ -223,5 +223,5 @@ async def test_a_recorded_run_with_a_failover_replays_identically(tmp_path: Path
         await cluster.idle()
     result = replay(recording)
     assert result.difference is None
-    assert result.restarts == 7  # eight choices, one after the other
+    assert result.restarts == 7  # eight choices, one machine each, one after the other
     assert result.events > 8 * 60

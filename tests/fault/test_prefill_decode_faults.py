@@ -11,7 +11,7 @@ from tests.support.worlds.worker_world import World, reference
 
 
 def requests(world: World, count: int) -> None:
-    """Prompts that share prefixes, of all lengths around block borders."""
+    """Submit prompts that share prefixes. Their lengths vary around block boundaries."""
     head = [world.rng.randrange(90) for _ in range(16)]
     for _ in range(count):
         prompt = head[: world.rng.randrange(17)] + [

@@ -1,6 +1,6 @@
-"""Prefill, decode and cache nodes as processes on a real nats-server, with the toy engine and a gateway played by hand.
+"""Prefill, decode and cache nodes as processes on a real nats-server, with the toy engine and a test-driven gateway.
 
-The toy's text depends on the KV it reads back from its pages: equal text means that the right KV arrived.
+The toy engine's text depends on the KV it reads back from its pages, so equal text means that the right KV arrived.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def cluster(gateway: HandGateway) -> HandGateway:
 
 async def test_the_way_of_a_request_and_its_second_turn(gateway: HandGateway) -> None:
     cluster = gateway
-    # At this pace a layer of a chunk takes 64 ms: time for the one before it to arrive.
+    # At this pace one layer of a chunk takes 64 ms, so the layer before it can arrive meanwhile.
     cluster.workers.start("prefill-0", chunk_tokens=64, model="toy:prefill_us=4000")
     for node in ("cache-0", "decode-0"):
         cluster.workers.start(node)
@@ -70,7 +70,7 @@ async def test_the_way_of_a_request_and_its_second_turn(gateway: HandGateway) ->
     assert {b.node for b in cluster.batches} == {"prefill-0", "decode-0"}
     await cluster.idle("prefill-0", "decode-0")
 
-    # Disaggregated for real: who computed what, and what moved.
+    # Check that the work was really disaggregated: which node computed what, and what was moved.
     assert cluster.counter("decode-0", "prompt_tokens_computed") == 0
     assert cluster.counter("prefill-0", "prompt_tokens_computed") == 200
     assert cluster.counter("decode-0", "bytes_received") >= 13 * 4 * SLICE_BYTES
@@ -79,7 +79,7 @@ async def test_the_way_of_a_request_and_its_second_turn(gateway: HandGateway) ->
     first_slice = cluster.counter("decode-0", "landing_first_slice_at_s")
     assert 0 < first_slice < cluster.counter("prefill-0", "last_layer_at_s")
 
-    # The pool has the prompt's and the answer's blocks: another prefill node finds them.
+    # The cache node has the prompt's and the answer's blocks, so another prefill node finds them.
     text = prompt + answer
     cluster.workers.start("prefill-1")
     await cluster.ready("prefill-1")
@@ -242,7 +242,7 @@ async def test_sigterm_finishes_short_answers_and_moves_long_ones(gateway: HandG
     await gateway.until(lambda: "decode-0" not in gateway.infos, "it said that it left")
     text = prompt_of(30) + gateway.said(long)
 
-    # What it had computed is in the pool.
+    # The blocks it had computed are on the cache node.
     gateway.workers.start("decode-1")
     await gateway.ready("decode-1")
     known = (len(text) - 1) // BLOCK
@@ -263,7 +263,7 @@ async def test_decoding_goes_on_while_the_bus_is_gone(
     answer: list[int] = []
     while len(answer) < 400:
         await asyncio.sleep(0.05)
-        with contextlib.suppress(TsukimiError):  # not all are connected again
+        with contextlib.suppress(TsukimiError):  # a node may not have reconnected yet
             state = await gateway.sync("decode-0", attempt)
             assert state.state in ("running", "finished"), "its lease did not age meanwhile"
             answer = list(state.delta.tokens) if state.delta else []

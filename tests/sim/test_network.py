@@ -9,7 +9,7 @@ from tsukimi.simulate.timeline import Timeline
 
 
 def run(links: list[float], flows: list[tuple[float, tuple[int, ...], float]]) -> list[float]:
-    """Start flows (at, links, bytes); returns when each was done."""
+    """Start flows (start time, links, bytes). Returns the time at which each ended."""
     timeline = Timeline(0.0)
     network = Network(timeline.at)
     built = [SharedBandwidth(speed) for speed in links]

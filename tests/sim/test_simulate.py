@@ -100,7 +100,7 @@ def test_blocks_are_hit_only_once_they_exist() -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [512, 131_072])
 def test_who_is_behind_on_the_same_node_waits_for_the_blocks_it_hits(chunk_tokens: int) -> None:
-    """1 ms apart: what the second finds is what the first has computed by then, so its first token comes later."""
+    """The requests are 1 ms apart. The second reuses blocks the first must still compute, so it waits for them."""
     cluster = simulated(
         [ten_blocks(0), ten_blocks(1)],
         prefill=1, decode=1, keep_blocks=True, max_prefills=4, chunk_tokens=chunk_tokens,
@@ -123,7 +123,7 @@ def test_objectives_refuse_under_overload_and_are_kept(lines: list[bytes]) -> No
 
 
 def test_an_idle_cluster_refuses_what_its_given_time_model_says_is_over() -> None:
-    """30 prompts of seconds each, a minute apart, nobody else there: the time model is exact, so each is refused."""
+    """30 prompts that take seconds each arrive a minute apart. The time model is exact, so each is refused."""
     rows = [
         b'{"timestamp": %d, "input_length": 30000, "output_length": 5, "hash_ids": [%s]}'
         % (60_000 * i, b",".join(b"%d" % (100 * i + j) for j in range(59)))
@@ -158,7 +158,7 @@ def test_one_token_answers_need_no_decode_node() -> None:
 
 
 def test_the_conductors_part_is_all_its_machines(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the simulator fed it, fed to a fresh machine, gives the same commands: nobody else had a say."""
+    """Feeding the recorded events to a fresh machine gives the same commands, so nothing else took part in deciding."""
     log: list[tuple[Any, float, list[Any]]] = []
     handle = ConductorMachine.handle
 

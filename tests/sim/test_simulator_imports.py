@@ -1,4 +1,4 @@
-"""The simulator decides nothing: it may import machines and their vocabulary, and nothing that decides by itself."""
+"""The simulator decides nothing. It may import the machines and their vocabulary, but no other code that decides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
 PHYSICS = {
     "shared.core.costs.model", "shared.core.costs.presets", "shared.core.kv.block_keys", "shared.core.kv.block_events",
 }  # fmt: skip
-"""How long things take, and how blocks are named and told of."""
+"""How long things take, and how blocks are named and reported."""
 OUTSIDE = {"msgspec", "rich", "typer"}
 
 

@@ -1,4 +1,4 @@
-"""Two implementations of the bus behind one door, and messages to send over it."""
+"""Both bus implementations behind one interface, and messages to send over them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def pong(ping: Ping) -> Pong:
 
 
 def sized(type_: type[Any], size_bytes: int) -> Any:
-    """A message of exactly so many bytes."""
+    """A message of exactly `size_bytes` bytes."""
     overhead = len(encode(type_(data=bytes(size_bytes)))) - size_bytes
     message = type_(data=bytes(size_bytes - overhead))
     assert len(encode(message)) == size_bytes

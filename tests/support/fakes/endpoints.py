@@ -22,7 +22,7 @@ LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=8, block_tokens=16, dtype="floa
 NAMESPACE = b"n" * 16
 TIMEOUTS = Timeouts(connect_s=2.0, stall_s=5.0)
 HOSTS = {"tcp": "", "shm": "this-machine"}
-"""Transport -> host identity that makes endpoints choose it."""
+"""Transport -> the host identity with which endpoints choose that transport."""
 
 
 class Site:
@@ -72,7 +72,7 @@ async def site(
 
 
 class DictPool:
-    """The smallest PoolBackend that is right: no eviction, no expiry."""
+    """The smallest correct PoolBackend: no eviction, no expiry."""
 
     def __init__(self, pages: int) -> None:
         self.free = list(range(pages))
@@ -118,7 +118,7 @@ class DictPool:
 
 
 async def eventually(holds: Callable[[], bool], what: str = "", within_s: float = 10.0) -> None:
-    """Wait until it holds. AssertionError, saying what never came, when it does not in time."""
+    """Wait until `holds()` is true. After `within_s` seconds, raise an AssertionError that names `what`."""
     try:
         async with asyncio.timeout(within_s):
             while not holds():  # noqa: ASYNC110

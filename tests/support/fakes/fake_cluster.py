@@ -75,7 +75,7 @@ class FakeCluster:
         await until(lambda: not self.gateway.missing())
 
     async def idle(self) -> None:
-        """Nothing runs and no node works for anybody."""
+        """Wait until nothing runs and no node has work."""
         await until(lambda: not self.gateway.running)
         await until(lambda: not any(node.work for node in (*self.prefills, *self.decodes)))
         self.gateway.metrics.check()
@@ -90,7 +90,7 @@ class FakeCluster:
 
 
 class Tasks:
-    """Stands for a service's task group; at the end a task that failed fails the test."""
+    """Stands in for a service's task group. A task that failed fails the test at the end."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -144,7 +144,7 @@ async def fake_cluster(open_bus: OpenBus, **config: Any) -> AsyncIterator[FakeCl
 
 @contextlib.asynccontextmanager
 async def memory_cluster(**config: Any) -> AsyncIterator[FakeCluster]:
-    """Over a bus in this process."""
+    """A FakeCluster over a bus in this process."""
     broker = MemoryBroker()
     buses: list[Bus] = []
 
@@ -160,7 +160,7 @@ async def memory_cluster(**config: Any) -> AsyncIterator[FakeCluster]:
 
 @contextlib.asynccontextmanager
 async def nats_cluster(server: NatsServer, **config: Any) -> AsyncIterator[FakeCluster]:
-    """Over a real nats-server."""
+    """A FakeCluster over a real nats-server."""
     buses: list[Bus] = []
 
     async def open_bus() -> Bus:

@@ -1,4 +1,4 @@
-"""torch.cuda as a log of what is asked of it: which stream is current when, and who waits for whom.
+"""A stand-in for torch.cuda that logs its calls: which stream is current when, and which waits for which.
 
 Every call that the product makes is bound to the signature of the real thing.
 """
@@ -86,7 +86,7 @@ class FakeCuda:
 
     @contextmanager
     def _graph(self, graph: Graph, **named: Any) -> Iterator[None]:
-        """Like the real one it leaves its stream current when the capture fails."""
+        """Like the real one, leaves its stream current if the capture fails."""
         self.graph_arguments.append(named)
         before, self.current = self.current, named["stream"]
         self.log.append("capture begins")

@@ -1,5 +1,5 @@
-"""Stand-ins for conductor, prefill and decode on a bus, in this process: they speak the toy's language without KV, data
-plane or machines, and can be told to fail. For tests of the gateway alone; the real services have tests of their own."""
+"""Stand-ins for conductor, prefill and decode nodes on a bus, in this process. They make the toy engine's tokens without
+KV, data plane or machines, and can be told to fail. For tests of the gateway only."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ HEARTBEAT_S = 0.1
 
 
 class Work(Struct):
-    """One attempt at a node. Its tokens are those of the whole answer that this attempt was told of or made."""
+    """One attempt at a node. `made` has the answer's tokens from `first_index` on, received or made here."""
 
     gateway: str
     sampling: SamplingParams
     prompt: list[int]
     first_index: int
     most: int
-    """Tokens this node may make."""
+    """Most tokens that may be made."""
     made: list[int] = []
     logprobs: list[TokenLogprob] = []
     finish: str | None = None
@@ -60,7 +60,7 @@ class Work(Struct):
 def next_token(
     tokens: list[int], sampling: SamplingParams, answered: int = 0
 ) -> tuple[int, TokenLogprob | None]:
-    """`answered`: how many of the last tokens are the answer's."""
+    """`answered`: how many of `tokens`, at the end, belong to the answer."""
     transcript = Transcript(bytes(t & 0xFF for t in tokens), bytes(t >> 8 for t in tokens))
     content = blake2b(repr(tokens).encode(), digest_size=16).digest()
     logits = next_logits(transcript, content)
@@ -71,7 +71,7 @@ def next_token(
 
 
 class FakeNode:
-    """One life of a node. `token_s`: pace. `lose`: deltas for which it holds are never sent."""
+    """One life of a node. `token_s`: seconds per token. `lose`: deltas for which it returns True are not sent."""
 
     def __init__(self, bus: Bus, role: Role, name: str, spec: ModelSpec = SPEC) -> None:
         self.bus = bus
@@ -104,10 +104,10 @@ class FakeNode:
         self.spawn(self._beat())
 
     async def _serve(self) -> None:
-        """Role's own subscriptions."""
+        """Subscribe to the role's own subjects."""
 
     async def stop(self) -> None:
-        """Silence, as after kill -9."""
+        """Go silent, as after kill -9."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -180,7 +180,7 @@ class FakeNode:
         )
 
     async def send(self, attempt: AttemptId, work: Work) -> None:
-        """The token just made, or the failure."""
+        """Send the token just made, or the failure."""
         delta = self._delta(attempt, work, len(work.made) - (0 if work.error else 1))
         if not self.lose(delta):
             batch = TokenBatch(self.ref.node, self.ref.incarnation, (delta,))
@@ -223,7 +223,7 @@ class FakeDecode(FakeNode):
         return Reserved(request.attempt, b"L" * 16, 1)
 
     def arrive(self, attempt: AttemptId, prompt: list[int], first_token: int) -> None:
-        """The KV is here."""
+        """The prompt's KV has arrived."""
         if (work := self.work.get(attempt)) is not None:
             work.prompt = prompt
             self.spawn(self._decode(attempt, work, [first_token]))
@@ -241,7 +241,7 @@ class FakeDecode(FakeNode):
             await self.send(attempt, work)
 
     async def give_up_all(self) -> None:
-        """As a node that drains."""
+        """Give up all attempts, as a draining node does."""
         for attempt, work in list(self.work.items()):
             del self.work[attempt]
             delta = TokenDelta(attempt, work.first_index + len(work.made), finish="moved")
@@ -250,13 +250,13 @@ class FakeDecode(FakeNode):
 
 
 class FakePrefill(FakeNode):
-    """Hands over to the FakeDecode of the name in the target, if this life of it is in `peers`."""
+    """Hands over to the FakeDecode in `peers` that the target names, if it is the same life."""
 
     def __init__(self, bus: Bus, name: str = "prefill-0", spec: ModelSpec = SPEC) -> None:
         super().__init__(bus, "prefill", name, spec)
         self.peers: dict[str, FakeDecode] = {}
         self.warm_tokens = 0
-        """What is reported as cached, at most."""
+        """Most prompt tokens to report as cached."""
 
     async def _serve(self) -> None:
         subject = subjects.prefill(self.ref.node)
@@ -295,7 +295,7 @@ class FakePrefill(FakeNode):
 
 
 class FakeConductor(FakeNode):
-    """Places by turns on what it is told to know."""
+    """Places attempts round-robin on the nodes in `prefills` and `decodes`."""
 
     def __init__(self, bus: Bus, name: str = "conductor-0") -> None:
         super().__init__(bus, "conductor", name)

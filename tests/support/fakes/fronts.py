@@ -1,4 +1,4 @@
-"""The four ways to a generation, behind one door: what a client got, whatever it spoke."""
+"""The four ways to request a generation, behind one interface: what a client got, by whichever protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.protocol import subjects
 
 
 class Got(Struct):
-    """An answer, put together again."""
+    """An answer, assembled from its parts."""
 
     texts: list[str] = []
     finishes: list[str | None] = []
@@ -84,7 +84,7 @@ class Socket(Front):
 
 
 class Nats(Front):
-    """With msgpack, or JSON."""
+    """Generation over NATS, in msgpack or JSON."""
 
     def __init__(self, url: str, nats_url: str, as_json: bool) -> None:
         super().__init__(url, nats_url)

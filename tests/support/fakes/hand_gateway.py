@@ -1,4 +1,4 @@
-"""Worker services as real processes, and a gateway played by hand: it places, reserves, submits and listens."""
+"""Worker services as real processes, and a test-driven gateway: it places, reserves, submits and listens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PATIENCE_S = 60.0
 
 
 class Workers:
-    """Service processes of a test, by node name."""
+    """The service processes of a test, by node name."""
 
     def __init__(self, folder: Path, nats_url: str) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Workers:
 
 
 class HandGateway:
-    """Knows the nodes by their announcements and heartbeats, and every delta that was sent to it."""
+    """Keeps every node's announcement and last heartbeat, and every delta sent to it."""
 
     def __init__(self, bus: Bus, workers: Workers) -> None:
         self.bus = bus
@@ -152,7 +152,7 @@ class HandGateway:
         )
 
     async def idle(self, *nodes: str) -> None:
-        """Nothing is held any more, as the heartbeats say."""
+        """Wait until, by their heartbeats, the nodes hold nothing."""
         await self.until(
             lambda: all(self.loads[n].kv_blocks_held == 0 and not self.loads[n].attempts for n in nodes),
             f"{nodes} are idle",
@@ -218,7 +218,7 @@ class HandGateway:
         return attempt
 
     def said(self, attempt: str) -> list[int]:
-        """The answer so far, put in order by index."""
+        """The answer's tokens so far, ordered by index."""
         by_index = {d.index + i: t for d in self.deltas[attempt] for i, t in enumerate(d.tokens)}
         return [by_index[i] for i in sorted(by_index)]
 

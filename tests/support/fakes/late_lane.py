@@ -1,4 +1,4 @@
-"""A staging lane whose work is done as late as it may be: whatever reads too early, or reuses too early, sees it."""
+"""A staging lane that does its work as late as allowed, so code that reads or reuses a buffer too early fails."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LateMark:
 
 
 class LateLane:
-    """Implements staging.lanes.Lane. Work is done in order: when its mark is waited for, when computing waits for it
-    (the test must call `compute` before it looks at pages), or one by one with `advance`."""
+    """Implements staging.lanes.Lane. Work is done in order of submission, and only when needed: when its mark is waited
+    for, when `compute` is called (the test must do so before it looks at pages), or one at a time with `advance`."""
 
     def __init__(self) -> None:
         self.waiting: list[LateMark] = []
@@ -49,7 +49,7 @@ class LateLane:
         self._before_computing = mark
 
     def compute(self) -> None:
-        """Computing begins."""
+        """Computing begins: do the work that must precede it."""
         if self._before_computing is not None:
             self._before_computing.wait()
 

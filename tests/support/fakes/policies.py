@@ -1,4 +1,4 @@
-"""A policy of a user's own, derived from a built-in one."""
+"""A user-defined policy, derived from a built-in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shared.core.conductor.policy_view import Decision, PolicyView
 
 
 class LongPromptsWait(KVCacheCentric):
-    """Long prompts go where most is assigned already; the others by Algorithm 1."""
+    """Long prompts go to the node with the most assigned work; all others by Algorithm 1."""
 
     def __init__(self, options: PolicyOptions) -> None:
         super().__init__(options.balancing_threshold)

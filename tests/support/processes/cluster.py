@@ -1,4 +1,4 @@
-"""A cluster of real services as OS processes on a real nats-server, without the launcher: tests kill what they like.
+"""A cluster of real services as OS processes on a real nats-server, without the launcher: tests may kill any of them.
 
     with cluster(tmp_path, decode=2) as c:
         httpx.post(f"{c.url}/v1/completions", ...)
@@ -6,8 +6,9 @@
         c.start("decode-0")
         c.wait_ready()
 
-Everything ends with the block, and an AssertionError says what did not. All methods block and start processes: call
-them from the main thread (children die with the thread that started them); inside async tests they are short enough.
+All processes end with the block; an AssertionError names any that did not. All methods block, and some start processes.
+Call them from the main thread, because children die with the thread that started them. They are short enough for async
+tests.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class Cluster:
         self.start(node)
 
     def wait_ready(self, *nodes: str, timeout_s: float = 120.0) -> None:
-        """Until these nodes (default: all) have announced, in the life last started, that they are ready; by default
-        also until every gateway knows so many ready nodes that it serves."""
+        """Wait until these nodes (default: all) have announced, in their newest life, that they are ready. By default,
+        also wait until every gateway knows enough ready nodes to serve."""
         for node in nodes or tuple(self._roles):
             self.wait_for(lambda node=node: self._ready(node), timeout_s, f"{node} is ready")  # type: ignore[misc]
         if not nodes and self.nodes("decode"):
@@ -149,7 +150,7 @@ class Cluster:
                 self.wait_for(lambda url=url: _serves(url), timeout_s, f"{node} serves")  # type: ignore[misc]
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:
-        """Until no node runs, queues or holds anything."""
+        """Wait until no node runs, queues or holds anything."""
         self.wait_for(
             lambda: all(_idle(load) for load in list(self.loads.values())), timeout_s, "all is idle"
         )
@@ -167,7 +168,7 @@ class Cluster:
             self.start(node)
 
     def end(self) -> None:
-        """SIGTERM to all, SIGKILL to what stays; AssertionError on a node that did not exit with 0 by itself."""
+        """Send SIGTERM to all, then SIGKILL to those left. AssertionError if a node did not exit with 0 by itself."""
         running = [node for node in self._roles if self.running(node)]
         for node in running:
             self._processes[node].terminate()
@@ -237,7 +238,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Start it in `folder` (logs go there) and wait until all is ready.
 
-    `fields` are further settings by role, `modules` other programs than MODULES.
+    `fields`: extra settings by role. `modules`: programs to run instead of those in MODULES.
     """
     given = fields or {}
     counts: dict[Role, int] = {

@@ -1,4 +1,4 @@
-"""A data plane peer as a process of its own, to be killed. Says its address, then what happens, one JSON line each.
+"""A data plane peer as a separate process that tests kill. Prints its address, then each event, as one JSON line each.
 
 python -m tests.support.processes.dataplane_peer pool|landing|write|put <node> <transport> [<target ref>]
 """
@@ -71,7 +71,7 @@ async def put_prompt(me: Site, target: NodeRef) -> int:
 
 
 class PeerProcess:
-    """Handle on one; ends with the `with` block at the latest."""
+    """Handle on a peer process, which ends with the `with` block at the latest."""
 
     def __init__(
         self, folder: Path, mode: str, node: str, transport: str, target: NodeRef | None = None, **env: str
@@ -85,7 +85,7 @@ class PeerProcess:
         self.ref = msgspec.convert(self.line("ref")["ref"], NodeRef)
 
     def line(self, word: str) -> dict[str, object]:
-        """The first line with that word; waits for it."""
+        """Wait for the first line with that word and return it."""
         wait_until(lambda: bool(self._lines(word)), 20.0, f"{word}: {tail(self._log)}")
         return self._lines(word)[0]
 

@@ -1,4 +1,4 @@
-"""The smallest service: answers on a subject, slowly if asked to, and can be told to fail. Run as a process by tests."""
+"""The smallest service, run as a process by tests. Answers on a subject, slowly if asked to; can be told to fail."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Echo(Struct, frozen=True, tag="echo"):
 
 class EchoConfig(BaseConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fail: str = ""
-    """`start`, `config`, `thread` or `later`."""
+    """How to fail: `start`, `config`, `thread` or `later`. Empty: do not fail."""
     pool_bytes: int = 0
-    """As a cache node has it, and without effect."""
+    """The same field as on a cache node; has no effect here."""
     api_key: str = ""
-    """Not to be seen in any log."""
+    """A secret that must not appear in any log."""
 
 
 class EchoApp:

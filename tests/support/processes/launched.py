@@ -1,4 +1,4 @@
-"""A whole cluster under the real launcher, as a user has it: `tsukimi up --detach`, in its own run folder."""
+"""A whole cluster under the real launcher, as users run it: `tsukimi up --detach`, in its own run folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Launched:
         self.url = f"http://127.0.0.1:{port}"
 
     def tsukimi(self, *arguments: str, timeout_s: float = 60.0) -> str:
-        """Output of a toolbox command on this cluster; raises if it fails."""
+        """Run a `tsukimi` command on this cluster and return its output. Raises if the command fails."""
         done = subprocess.run(
             [sys.executable, "-m", "tsukimi", *arguments, "--run-dir", str(self.run_dir)],
             capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -49,10 +49,10 @@ class Launched:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        """What `tsukimi status --json` prints, without the second that a command takes to start."""
+        """What `tsukimi status --json` prints, obtained without starting a process, which would take a second."""
         state = RunDir(self.run_dir).read()
         assert state is not None, "no cluster runs here"
-        with ThreadPoolExecutor(1) as aside:  # the caller may have a loop of its own
+        with ThreadPoolExecutor(1) as aside:  # the caller may already be running an event loop
             found = aside.submit(asyncio.run, ask(state.nats_url))
             try:
                 return dict(json.loads(to_json(found.result())))
@@ -83,11 +83,11 @@ class Launched:
         return pid
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Every node is ready, and the gateway says so."""
+        """Wait until the gateway answers /ready with 200."""
         self.wait_for(lambda: httpx.get(f"{self.url}/ready", timeout=5).status_code == 200, timeout_s, "/ready")
 
     def wait_idle(self, timeout_s: float = 15.0) -> dict[str, Any]:
-        """No block is held and nothing runs; returns that status."""
+        """Wait until no block is held and nothing runs. Returns the status at that time."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()
@@ -114,7 +114,7 @@ class Launched:
 
 @contextmanager
 def launched(run_dir: Path, *flags: str) -> Iterator[Launched]:
-    """Start with `tsukimi up --detach`, stop with `tsukimi down`; nothing of it is left afterwards."""
+    """Start with `tsukimi up --detach`, stop with `tsukimi down`, and leave nothing running."""
     port = free_port()
     cluster = Launched(run_dir, port)
     up = subprocess.run(

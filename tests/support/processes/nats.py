@@ -1,4 +1,4 @@
-"""A real nats-server of a test's own, on a free port, that can be stopped, killed, and started again on the same port."""
+"""A real nats-server for one test, on a free port. It can be stopped, killed, and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.processes.spawn import free_port, program, spawn, tail, wait_
 
 
 class NatsServer:
-    """Owns one server process and the folder it runs in. Not started by construction."""
+    """Owns one server process and the folder it runs in. Constructing it does not start the server."""
 
     def __init__(self, folder: Path, *, config: str = "") -> None:
         """`config`: lines of a nats-server configuration file, e.g. `max_payload: 2000`."""
@@ -37,14 +37,14 @@ class NatsServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it (again), on the same port; return once it takes connections."""
+        """Start or restart it on the same port. Returns once it accepts connections."""
         assert self._process is None, "already running"
         args = [program("nats-server"), "-a", "127.0.0.1", "-p", str(self.port), "-c", str(self._config)]
         self._process = spawn(args, log=self._log, cwd=self.folder)
         wait_until(self._listening, 60.0, f"nats-server listens\n{tail(self._log)}")
 
     def stop(self) -> None:
-        """Stop it in an orderly way; idempotent."""
+        """Stop it gracefully. Idempotent."""
         self._end(kill=False)
 
     def kill(self) -> None:
@@ -55,7 +55,7 @@ class NatsServer:
         self.start()
 
     def reconfigure(self, config: str) -> None:
-        """Have the running server take another configuration."""
+        """Make the running server load another configuration."""
         self._config.write_text(config)
         os.kill(self.pid, signal.SIGHUP)
 

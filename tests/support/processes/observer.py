@@ -1,4 +1,4 @@
-"""A pair of eyes on a cluster's bus: who announced itself, what the heartbeats say, who left. Usable from sync tests."""
+"""Watches a cluster's bus: announcements, heartbeats and departures. Usable from sync tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Has an event loop of its own in a thread: its maps stay current while a test blocks or runs another loop."""
+    """Runs its own event loop in a thread, so its maps stay current while a test blocks or runs another loop."""
 
     def __init__(self, url: str) -> None:
         self.infos: dict[str, NodeInfo] = {}
-        """Node -> its last announcement. Gone once it left."""
+        """Node -> its last announcement. Removed when it leaves."""
         self.loads: dict[str, NodeLoad] = {}
-        """Node -> its last heartbeat. Gone once it left."""
+        """Node -> its last heartbeat. Removed when it leaves."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="observer", daemon=True)
         self._thread.start()
@@ -39,7 +39,7 @@ class Observer:
         return self.call(self._bus.request(subject, message, reply, timeout_s), timeout_s + 5.0)
 
     def roll_call(self) -> None:
-        """Have every node announce itself."""
+        """Ask every node to announce itself."""
         self.publish(subjects.ROLL_CALL, RollCall("observer"))
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Observer:
         await self._bus.publish(subjects.ROLL_CALL, RollCall("observer"))
 
     def _on_connection(self, up: bool) -> None:
-        """A node that announced itself while the bus was down here is asked again."""
+        """After a reconnect, ask all nodes to announce themselves: announcements may have been missed."""
         if up:
             self._roll_call = self._loop.create_task(
                 self._bus.publish(subjects.ROLL_CALL, RollCall("observer"))

@@ -1,4 +1,4 @@
-"""A small server of OpenAI's API on a real socket, which answers at a known pace and fails as told."""
+"""A small OpenAI-compatible server on a real socket. It answers at a known pace and fails as told."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from msgspec import Struct
 
 MODEL = "paced"
 MEASURING = 1
-"""Requests for so many tokens are calibration: always answered, at once."""
+"""A request for this many tokens is a calibration request: always answered at once."""
 
 
 class Plan(Struct):
-    """How one request is treated."""
+    """How one request is answered."""
 
     status: int = 200
     texts: tuple[str, ...] = ("one ", "two ", "three ")
-    """A chunk each."""
+    """The text of each chunk."""
     tokens: int = 3
     error: str = ""
-    """Ends the stream after the texts, as an error event."""
+    """If set, the stream ends after the texts with this error as an event."""
     cut: bool = False
-    """The stream just ends."""
+    """End the stream without a final event."""
     usage: bool = True
 
 
 class PacingServer:
-    """Counts requests of more than one token; `gather` of them are awaited before any is answered."""
+    """Records requests for more than one token, and answers none before `gather` of them have arrived."""
 
     def __init__(self, plan: Callable[[int], Plan], *, first_s: float, gap_s: float, gather: int) -> None:
         self.plan, self.first_s, self.gap_s, self.gather = plan, first_s, gap_s, gather

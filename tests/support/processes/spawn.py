@@ -1,4 +1,4 @@
-"""Child processes of tests: they die with the test process, whatever happens to it."""
+"""Child processes of tests. They die with the test process, however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _die_with_parent() -> None:
 def spawn(
     args: Sequence[str], *, log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a child, its output appended to `log`. Only from the main thread: the child dies with the thread."""
+    """Start a child and append its output to `log`. Call from the main thread only: the child dies with its thread."""
     assert threading.current_thread() is threading.main_thread()
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -42,7 +42,7 @@ def spawn(
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Poll until it holds; AssertionError at the time-out. For the outside of processes, which send no event."""
+    """Poll until `holds()`; AssertionError after `timeout_s`. For state of other processes, which send no events."""
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
@@ -50,7 +50,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether it runs no more, be it gone or not yet reaped by its parent."""
+    """Whether it has ended. It may be gone, or a zombie that its parent has not reaped yet."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,8 +58,8 @@ def ended(process: psutil.Process) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that stays so while its owner restarts: not one of those that the system gives
-    to outgoing connections."""
+    """A port that nobody listens on. It is outside the range that the system uses for outgoing connections, so it stays
+    free while its owner restarts."""
     while True:
         port = random.randrange(12_000, 32_000)
         with socket.socket() as s:
@@ -72,7 +72,7 @@ def free_port() -> int:
 
 
 def program(name: str) -> str:
-    """An executable installed beside this Python, or on the PATH."""
+    """Path of an executable installed beside this Python or on the PATH."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     assert found, f"{name} is not installed"

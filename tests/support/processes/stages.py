@@ -1,4 +1,4 @@
-"""Groups of stages, for tests."""
+"""Helpers for tests of groups of stage processes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load(model: str | Path, stages: int, kv_bytes: int = 4 * MB, backend: str = 
 
 
 def children() -> list[psutil.Process]:
-    """The stages that this process has started and that live."""
+    """The live stage processes that this process has started."""
     return [p for p in psutil.Process().children() if is_stage(p)]
 
 
 def is_stage(process: psutil.Process) -> bool:
-    """Of any group; not one that has ended."""
+    """Whether the process is a live stage of any group."""
     try:
         return "shared.engine.pipeline.stage" in process.cmdline()  # empty for a zombie
     except psutil.NoSuchProcess:

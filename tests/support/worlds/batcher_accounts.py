@@ -1,11 +1,11 @@
-"""What a worker machine owes those whose attempts it accepted, told from outside: from its commands alone.
+"""Checks, from a worker machine's commands alone, that each accepted attempt ends properly and is not starved.
 
-Endings. An accepted attempt gets exactly one: a delta with a finish; a hand-over; silence, if its owner cancelled it or
-is gone. Its tokens come without a gap, none twice, none after the finish, no more than wanted.
+Endings. An accepted attempt ends exactly once: with a delta that has a finish, with a hand-over, or, if its owner
+cancelled it or is gone, silently. Its tokens come without gaps or repeats, none after the finish, no more than wanted.
 
-No starvation. Work is finite and first come, first served: whoever is ready to be computed and is not in a step sees
-somebody who was accepted before it was last served advance in that step. Between two steps of a ready attempt there
-are thus at most as many steps as all others then accepted still needed together, not counting steps that failed.
+No starvation. Work is finite and served in order of arrival. If a ready attempt is left out of a step, that step advances
+an attempt accepted before this one was last served. So between two steps of a ready attempt there are at most as many
+successful steps as all other attempts live at the first one still needed together.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from shared.protocol.requests import TokenDelta
 class Account(Struct, eq=False):
     attempt: AttemptId
     owner: Incarnation
-    """The life of its gateway."""
+    """The life of the gateway that owns it."""
     need: int
-    """Steps it takes at most: a block of the prompt, or a token, each."""
+    """Most steps it still takes. Each step computes one block of the prompt or one token."""
     most_tokens: int
     next_index: int
     first_index: int = 0
     landed: bool = False
-    """Its first token came with its KV, and was told by who computed that."""
+    """Its KV arrived with the first token, which the prefill node has reported to the gateway."""
     ready: bool = False
-    """Has what it takes to be computed."""
+    """Whether it can be computed now."""
     served_at: int = 0
-    """Steps that had not failed when it last was in one, or became ready."""
+    """Number of successful steps when it was last in a step, or became ready."""
     patience: int = 0
-    """What the others needed then."""
+    """Steps that all other live attempts still needed at that time: the longest it may wait."""
     finish: str = ""
     owner_gone: bool = False
     silenced: bool = False
-    """Cancelled while live: nothing more may be said."""
+    """Cancelled while live: no delta may follow."""
     handed_over: bool = False
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Accounts:
         self.steps = 0
         self.failed_steps = 0
         self.longest_wait = 0
-        """Steps that somebody ready was not in, in a row."""
+        """Most successful steps in a row that left out a ready attempt."""
         self.endings: Counter[str] = Counter()
         self._lives_over: set[Incarnation] = set()
 
@@ -72,7 +72,7 @@ class Accounts:
         self.all[attempt].ready = False
 
     def computed(self, attempt: AttemptId) -> None:
-        """All of it: it needs no step any more."""
+        """All of it is computed: it needs no more steps."""
         account = self.all[attempt]
         account.ready, account.need = False, 0
 
@@ -133,7 +133,7 @@ class Accounts:
     # -- laws ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """At the end of a life: everybody got one ending."""
+        """At the end of a life: check that each attempt has ended."""
         for account in self.all.values():
             silent = account.handed_over or account.owner_gone
             assert account.finish or silent, f"{account.attempt} never ended"

@@ -1,7 +1,7 @@
 """The gateways of a batching machine under random load.
 
-Arrivals, lengths, shared prefixes, cancels and redeliveries are random; gateways die and restart, the bus goes away for
-a while. A request is placed anew when it is moved or refused for now, a few times.
+Arrivals, lengths, shared prefixes, cancels and redeliveries are random; gateways die and restart, and the bus
+fails for a while. A request that is moved, or refused with a retryable error, is placed again a few times.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Request(Struct, eq=False):
     gateway: Gateway
     gateway_life: str
     text: list[int]
-    """Prompt and answer so far."""
+    """The prompt and the answer so far."""
     left: int
     sampling: SamplingParams
     tries: int = 0
@@ -65,11 +65,11 @@ class Gateways:
         rng, tokens = life.rng, life.machine.pool.total * BLOCK
         self._all = [Gateway(f"gateway-{i}") for i in range(3)]
         self._heads = [[rng.randrange(90) for _ in range(tokens)] for _ in range(3)]
-        """Texts that prompts begin with."""
+        """Shared prefixes that prompts begin with."""
         self._arrival_s = rng.choice((0.02, 0.06, 0.3))
         self._requests: list[Request] = []
         self._open: dict[str, Request] = {}
-        """By the attempt that is placed, or on its way."""
+        """Attempt placed or being placed -> its request."""
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Gateways:
         request.tries += 1
         request.attempt = f"{request.name}/0/{request.tries}"
         if self._life.rng.random() < 0.01:
-            self._life.feed(w.AttemptCancelled(request.attempt))  # it overtakes its job
+            self._life.feed(w.AttemptCancelled(request.attempt))  # the cancel overtakes its job
         request.message = self.message(request)
         self._open[request.attempt] = request
         self.submit(request)
@@ -157,7 +157,7 @@ class Gateways:
             if request is not None:
                 self.refused(request, answer)
             return
-        # Maybe one that was refused before, and then redelivered.
+        # `request` may be None: the attempt may have been refused and then redelivered.
         self._life.accounts.accepted(account(message))
         self._life.outcomes["accepted"] += 1
         if isinstance(message, PrefillJob) or message.local is not None:
@@ -173,7 +173,7 @@ class Gateways:
             self._life.at(self._life.rng.expovariate(5.0), lambda: self.place(request))
 
     def landed(self, event: LandingArrived) -> None:
-        """The gateway has the first token from the node that prefilled."""
+        """KV has landed: the gateway has the first token from the prefill node."""
         self._life.accounts.landed(event.attempt)
         request = self._open.get(event.attempt)
         if request is not None:
@@ -226,7 +226,7 @@ class Gateways:
                 self._life.feed(w.GatewaySeen(gateway.name, gateway.life))
 
     def upset(self) -> None:
-        """A gateway dies, and comes back after its lease or at once; or the bus is gone for a while."""
+        """Either a gateway dies and comes back, at once or after its lease, or the bus is down for a while."""
         self._life.at(self._life.rng.expovariate(0.3), self.upset)
         gateway = self._life.rng.choice(self._all)
         chance = self._life.rng.random()
@@ -251,11 +251,11 @@ class Gateways:
             assert self._life.accounts.all[attempt].owner != old, f"{attempt} outlives its owner"
 
     def close(self) -> None:
-        """At the end of the machine's life: no request is still thought to be there."""
+        """At the end of the machine's life: check that no request is still taken to be on the node."""
         assert not self._open, f"forgotten: {sorted(self._open)}"
         for request in self._requests:
             if not request.ended:
-                self.end(request, "gave up")  # it waited to be placed again
+                self.end(request, "gave up")  # it was waiting to be placed again
 
 
 def account(message: PrefillJob | ReserveRequest) -> Account:

@@ -36,11 +36,11 @@ TALLIED = (
     "preempted", "orphaned", "handoffs_failed", "landings_failed", "fetches_failed", "late_ignored",
     "cached_tokens", "fetched_tokens", "blocks_pooled",
 )  # fmt: skip
-"""Counters of the machine."""
+"""The machine's counters."""
 
 
 class Life:
-    """`steps` engine steps, then a drain. Any method raises AssertionError, naming the law, if one does not hold."""
+    """Runs `steps` engine steps, then a drain. Any method raises AssertionError with the broken law."""
 
     def __init__(
         self, rng: random.Random, role: str, steps: int, accounts: Accounts, outcomes: Counter[str]
@@ -52,7 +52,7 @@ class Life:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self.working = 0
-        """Steps and transfers under way: as long as there are any, something is going to happen."""
+        """Number of steps and transfers under way. While it is positive, something is still going to happen."""
         self.pages = Pages(total)
         self.plane = Plane(rng, rng.choice((0.0, 0.05, 0.2)), self.pages, self.later, self.tell)
         self.gateways = Gateways(self)
@@ -63,7 +63,7 @@ class Life:
         self.drained = False
         self._fed = self._asked = 0
         self._poison: dict[str, int] = {}
-        """Sequences no step with them succeeds, and how many have failed."""
+        """Poisonous sequence -> how many steps with it have failed. No step that contains one succeeds."""
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Life:
         heappush(self._heap, (self.now + delay_s, self._scheduled, work))
 
     def later(self, delay_s: float, work: Callable[[], None]) -> None:
-        """Work under way."""
+        """Do `work` after `delay_s` seconds; until then it counts as under way."""
         self.working += 1
 
         def done() -> None:
@@ -107,7 +107,7 @@ class Life:
     # -- the machine ---------------------------------------------------------------------------------------------------
 
     def feed(self, event: Any, again: bool = False) -> list[Any]:
-        """Returns the replies. `again`: it was fed before, and must change nothing."""
+        """Feed an event; returns the replies. `again`: a repeat of an earlier event, which must change nothing."""
         if isinstance(event, LandingArrived) and not again and event.attempt in self.machine.attempts():
             self.gateways.landed(event)
         if isinstance(event, HandoffEnded) and event.ok and not again:
@@ -128,7 +128,7 @@ class Life:
         return replies
 
     def tell(self, event: Any) -> None:
-        """Now and then twice: the second time late, and to no effect."""
+        """Feed an event, sometimes twice. The repeat comes late and must have no effect."""
         self.feed(event)
         if self.rng.random() < 0.2:
             self.at(self.rng.expovariate(30.0), lambda: self.repeat(event))
@@ -169,7 +169,7 @@ class Life:
                 self.plane.execute(command)
 
     def check_going(self, live: tuple[str, ...]) -> None:
-        """No livelock: as long as somebody is live something is under way, or a lease runs."""
+        """No livelock: while an attempt is live, something is under way or a lease is running."""
         if live and not self.working:
             waiting = self.plane.lost_landings & set(live)
             assert waiting, f"nothing will ever happen for {live}"
@@ -193,7 +193,8 @@ class Life:
         self.tell(event)
 
     def trouble_with(self, step: RunStep) -> str:
-        """Why the whole step fails. A poisonous sequence fails every step: once in company, then alone, that is all."""
+        """Why the whole step fails, or "". A poisonous sequence fails every step it is in. That is at most two
+        steps: one with others, then one alone."""
         for s in step.sequences:
             if s.attempt not in self._poison and self.rng.random() < self.engine_trouble / 10:
                 self._poison[s.attempt] = 0
@@ -222,7 +223,7 @@ class Life:
         self.probe()
 
     def probe(self) -> None:
-        """Ask after somebody. The jobs of a prefill node begin in the order they came."""
+        """Sync some attempts. The jobs of a prefill node begin in order of arrival."""
         live = self.machine.attempts()
         asked = live if self.role == "prefill" else live[:1] if self.rng.random() < 0.1 else ()
         states = []
@@ -246,7 +247,7 @@ class Life:
             self.next()
             assert not self.machine.attempts() or self.now <= deadline, "somebody is live after the grace"
             assert self.now <= deadline + 30.0, "pages are still held"
-        while self.working:  # nothing of it may come to life again
+        while self.working:  # nothing may become live again
             self.next()
         self.feed(Ticked())
 

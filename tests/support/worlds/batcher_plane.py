@@ -1,7 +1,7 @@
 """The data plane as a batching machine sees it: everything takes a while, may fail, and ends exactly once.
 
-It watches the pages. Whoever writes a page (a step, a landing, a fetch) is alone on it: nobody else computes on it,
-sends it or has it written to, until the command that named it has ended.
+It also checks the pages. A page being written by a step, a landing or a fetch is used by nothing else: it is not
+computed on, sent or written to by others until the command that named it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Use = tuple[AttemptId, str]
 
 
 class Pages:
-    """Who reads and who writes each page."""
+    """The readers and the writer of each page."""
 
     def __init__(self, total: int) -> None:
         self._readers: list[set[Use]] = [set() for _ in range(total)]
@@ -56,7 +56,7 @@ class Pages:
 
 
 class Plane:
-    """Carries out transfers. `trouble`: how likely any one goes wrong."""
+    """Carries out transfers. `trouble`: the probability that a transfer fails."""
 
     def __init__(
         self, rng: random.Random, trouble: float, pages: Pages, later: Later, feed: Callable[[Any], None]
@@ -65,7 +65,7 @@ class Plane:
         self._open: dict[tuple[AttemptId, str], tuple[int, ...]] = {}
         """KVStreams and landings that have not ended, and their pages."""
         self.lost_landings: set[AttemptId] = set()
-        """Nobody will ever write to them: only a lease ends them."""
+        """Landings that nobody will ever write to. Only a lease ends them."""
 
     def idle(self) -> bool:
         return not self._open and not self._pages.in_use()
@@ -153,7 +153,7 @@ class Plane:
         self._pages.take(attempt, what, pages, write=write)
 
     def _over(self, attempt: AttemptId, what: str) -> bool:
-        """False if it has ended before."""
+        """Mark a transfer as ended. Returns False if it had already ended."""
         pages = self._open.pop((attempt, what), None)
         if pages is None:
             return False

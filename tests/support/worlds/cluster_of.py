@@ -1,4 +1,4 @@
-"""A cluster as a conductor hears of it: announcements, heartbeats, block events and questions."""
+"""A cluster as a conductor sees it: announcements, heartbeats, block events and placement requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ref(node: str, host: str = "", life: str = "1") -> NodeRef:
 
 
 class ClusterOf:
-    """Feeds a ConductorMachine; every call checks its laws. Hosts: p-i, c-i on h<i>, d-i on g<i>."""
+    """Feeds a ConductorMachine; every call checks its laws. p-i and c-i are on host h<i>, d-i is on host g<i>."""
 
     def __init__(self, prefills: int, decodes: int, caches: int = 0, **config: Any) -> None:
         config.setdefault("inline_tokens", 0)
@@ -65,7 +65,7 @@ class ClusterOf:
 
     def feed(self, event: Any) -> list[Any]:
         commands = self.machine.handle(event, self.now)
-        if len(self.machine.index) < 500:  # checking is linear in what is held
+        if len(self.machine.index) < 500:  # a check takes time linear in the number of blocks held
             self.machine.check()
         self.commands += commands
         return commands

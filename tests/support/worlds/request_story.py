@@ -17,7 +17,7 @@ D2 = NodeRef("d1", "D2")
 
 
 class Story:
-    """Feeds a machine by hand; keeps what it commanded since the last look."""
+    """Feeds a machine by hand and keeps its commands since the last look."""
 
     def __init__(self, spec: ev.ChoiceSpec | None = None, **config: Any) -> None:
         self.machine = RequestMachine(spec or choice_spec(), ev.LifecycleConfig(**config))

@@ -1,5 +1,5 @@
-"""A little cluster around one RequestMachine, driven by a random source: it loses, doubles and reorders messages, kills
-nodes and takes the bus away. Its tokens are a function of the position, as counter-based sampling promises."""
+"""A small cluster around one RequestMachine, driven by a random source. It loses, repeats and reorders messages, kills
+nodes and takes the bus down. Its tokens depend on the position only, as counter-based sampling guarantees."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def choice_spec(prompt: int = 10, most: int = 8, eos: bool = True) -> ev.ChoiceS
 
 
 def answer_of(spec: ev.ChoiceSpec, eos_at: int | None) -> list[int]:
-    """The one right answer."""
+    """The only correct answer."""
     tokens = [EOS if i == eos_at else 1000 + i for i in range(spec.max_new_tokens)]
     end = eos_at + 1 if eos_at is not None and not spec.sampling.ignore_eos else spec.max_new_tokens
     return tokens[:end]
 
 
 class Node:
-    """What one life of a node knows: per attempt where it starts, how far it got, and where it stops."""
+    """One life of a node. Per attempt: the index of its first token, how many it made, and where it stops."""
 
     def __init__(self, ref: NodeRef) -> None:
         self.ref = ref
@@ -79,7 +79,7 @@ class World:
         self.bus = True
         self.conductor = True
         self.wire: list[Callable[[], Event | None]] = []
-        """What is under way to the machine or a node, in any order; each makes an event, or none."""
+        """Messages under way to the machine or to a node; delivered in any order. Delivery makes an event, or none."""
         self.timers: list[float] = []
         self.delivered: list[int] = []
         self.logprobs = 0
@@ -225,7 +225,7 @@ class World:
             self.nodes[to].last[attempt] = len(self.answer)
 
     def give_up(self, node: Node) -> None:
-        """A drain or a preemption."""
+        """Give up attempts, as in a drain or a preemption."""
         for attempt in [a for a, last in node.last.items() if node.made[a] < last]:
             index = node.made.pop(attempt)
             del node.last[attempt]
@@ -298,7 +298,7 @@ class World:
         self.rng.choice(actions)()
 
     def calm(self) -> None:
-        """All is well again: whoever is up steps, nothing gets lost, time passes."""
+        """Trouble ends: nodes that are up take steps, nothing is lost, and time passes."""
         self.conductor = True
         if not self.bus:
             self.toggle_bus()

@@ -1,4 +1,4 @@
-"""Traces for tests of the simulator: a real one where it is at hand, and small made-up ones."""
+"""Traces for simulator tests: a real one if it is available, and small synthetic ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_conversation_trace = pytest.mark.skipif(
 def dialogues(
     count: int, *, rate: float = 1.8, turns: int = 3, seed: int = 1, blocks: int = 12, output: int = 150
 ) -> Iterator[bytes]:
-    """Lines of a trace in which dialogues come back, each turn with the last one's prompt as its prefix."""
+    """Lines of a trace of dialogues. The prompt of each turn begins with the prompt of the turn before."""
     draw = random.Random(seed)
     now_ms, ids = 0.0, iter(range(1, 10**9))
     open_ones: list[list[int]] = []

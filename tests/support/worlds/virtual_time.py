@@ -1,7 +1,7 @@
 """An event loop in virtual time: when nothing is ready, its clock jumps to the next timer.
 
 Hours pass in milliseconds, and always in the same order. When nothing is ready and no timer is set, nothing can ever
-happen again: that is a deadlock, and it raises instead of hanging. Only for code without threads and sockets, whose
+happen again: the loop raises Deadlock instead of hanging. Only for code without threads and sockets, whose
 clock is `loop.time` (give it to Driver and friends as `clock`).
 """
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that can't happen any more."""
+    """Every task waits for something that can no longer happen."""
 
 
 class _Jump(selectors.DefaultSelector):

@@ -1,4 +1,4 @@
-"""The owner of one request in the little world of workers: a gateway's part, in short."""
+"""The owner of one request in the simulated world of workers: a simplified gateway."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Owner:
             self.again()
 
     def look_after(self) -> None:
-        """What a gateway does after a silence: ask both."""
+        """After a silence, ask both nodes for the attempt's state, as a gateway does."""
         attempt = self.attempt
         if self.done or not attempt:
             return

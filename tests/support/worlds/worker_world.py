@@ -1,8 +1,8 @@
 """A prefill and a decode machine in a small world where everything takes a while, in any order, and may go wrong.
 
-Pages have content: every position's row is a digest of all tokens up to it, and the made-up engine draws each token from
-the rows it reads back. KV that is wrong, stale or of another sequence therefore changes the text. Each request has an
-owner that follows its tokens by index and places the rest again when told to, as a gateway does.
+Pages have content: the row of each position is a digest of all tokens up to it, and the fake engine derives each token
+from the rows it reads back. KV that is wrong, stale or of another sequence therefore changes the text. Each request has
+an owner that follows its tokens by index and, like a gateway, places the rest again when the attempt is moved.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def drawn(rows: list[Row | None]) -> int:
 
 
 def reference(prompt: list[int], count: int) -> list[int]:
-    """What the answer must be."""
+    """The answer that must come out."""
     rows: list[Row | None] = []
     before, answer = b"", []
     for token in prompt:
@@ -76,16 +76,16 @@ def reference(prompt: list[int], count: int) -> list[int]:
 
 
 def ignored(message: Any) -> None:
-    """The answer to a question that was answered before."""
+    """Ignores a second answer to the same question."""
 
 
 class Lane:
-    """Things that happen in this order; lanes among each other go in any."""
+    """Things that happen in this order. Different lanes progress in any order."""
 
     def __init__(self, haste: float = 1.0) -> None:
         self.work: deque[Callable[[], None]] = deque()
         self.haste = haste
-        """How likely it goes on when its turn comes."""
+        """Probability that the lane advances when it is picked."""
 
 
 class Stream:
@@ -126,7 +126,7 @@ class Node:
         if self.world.rng.random() < self.world.trouble / 4 and not isinstance(
             event, w.JobSubmitted | w.ReserveAsked
         ):
-            self.world.later(Lane(), lambda: self.feed(event))  # told twice, the second time late
+            self.world.later(Lane(), lambda: self.feed(event))  # fed twice, the second time late
 
     def execute(self, command: Any) -> None:
         world = self.world
@@ -274,7 +274,7 @@ class Node:
 
 
 class World:
-    """`trouble`: how likely any one thing goes wrong."""
+    """`trouble`: the probability that a single thing goes wrong."""
 
     def __init__(self, seed: int, trouble: float, pages: int = 24) -> None:
         self.rng = random.Random(seed)
@@ -311,14 +311,14 @@ class World:
             owner.hear(delta)
 
     def write_landing(self, writer: Node, stream: Stream, target: HandoffTarget, block: int) -> None:
-        """Into the reserved pages, straight away: only the landing's fence stops it."""
+        """Write directly into the reserved pages. Only the landing's fence stops this."""
         landing = self.landings.get(target.landing)
         if landing is not None:
             self.decode.pages[landing.pages[block]] = list(writer.pages[stream.pages[block]])
             landing.got.add(block)
 
     def store(self, keys: tuple[bytes, ...], i: int, key: bytes, content: Block) -> int:
-        """Put if absent; what comes must be what its key says."""
+        """Store a block if it is absent. Its content must match its key."""
         tokens = [row[0] if row else -1 for row in content]
         assert -1 not in tokens, "an incomplete block was offered"
         parent = keys[i - 1] if i else root_key(NAMESPACE)
@@ -333,7 +333,7 @@ class World:
         return 1
 
     def step(self) -> bool:
-        """One of the things that are due happens. False if nothing is."""
+        """Let one of the due things happen. Returns False if nothing is due."""
         if not self.lanes:
             return False
         while True:
@@ -351,7 +351,7 @@ class World:
         return True
 
     def run(self, most: int = 60_000) -> None:
-        """Until every request has ended and nothing moves any more."""
+        """Run until every request has ended and nothing is under way."""
         for _ in range(most):
             if self.step():
                 continue

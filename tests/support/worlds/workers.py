@@ -1,4 +1,4 @@
-"""Drive prefill and decode machines by hand: requests to give them, and a bench that checks their laws all the time."""
+"""For driving prefill and decode machines by hand: requests, and a bench that checks their laws after every event."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def reserve(attempt: str, prompt: list[int], *, local: bool = False, **fields: A
 
 
 class Bench:
-    """One machine, its clock, and the answers of a made-up engine: token i of a step is whatever `say` holds."""
+    """One machine, its clock and a fake engine. `run` says which token the running step samples."""
 
     def __init__(self, machine: PrefillMachine | DecodeMachine) -> None:
         self.machine = machine
@@ -120,7 +120,7 @@ class Bench:
         return reply.message
 
     def run(self, token: int = 1, *, errors: tuple[str, ...] = (), repeats: int = 1) -> list[Any]:
-        """Let the step that is out end; each sequence that samples gets `token`."""
+        """Finish the running step. Each sequence that samples gets `token`."""
         assert self.step is not None, "no step is out"
         step, self.step = self.step, None
         results = tuple(
@@ -132,7 +132,7 @@ class Bench:
         return self.do(StepDone(step.step, results, repeats, 0.01 * repeats))
 
     def fail_step(self) -> list[Any]:
-        """Let the step that is out fail as a whole."""
+        """Fail the running step as a whole."""
         assert self.step is not None, "no step is out"
         step, self.step = self.step, None
         return self.do(StepFailed(step.step, "the engine raised"))
@@ -151,7 +151,7 @@ class Bench:
         return ends[0] if ends else None
 
     def idle(self) -> None:
-        """Nothing is left behind."""
+        """Check that nothing is left behind."""
         assert self.machine.pool.held == 0
         assert self.machine.attempts() == ()
         assert self.machine.load(self.now).queue_s == 0.0
@@ -185,7 +185,7 @@ def end_transfers(bench: Bench, attempt: str, ok: bool = True) -> list[Any]:
 
 
 def prefilled(bench: Bench, attempt: str, prompt: list[int], **fields: Any) -> None:
-    """Run a prompt through, hand-over included."""
+    """Run a prompt's prefill to its end, including the hand-over."""
     assert bench.answer(job(attempt, prompt, **fields)) == Accepted(attempt)
     while bench.step is not None:
         bench.run()
