@@ -1,4 +1,4 @@
-"""Peers that die, hang, come back under the same name, or do not speak the protocol."""
+"""Peers that die, hang, come back under the same name, or send bytes that are not the protocol."""
 
 from __future__ import annotations
 

@@ -265,13 +265,13 @@ class CacheMachine:
         assert all(self.pool.key_of(page) is None for page in put_pages), "a page of an open put can be read"
         pins = [page for read in self._reads.values() for page in read.pages]
         assert len(pins) == self._read_pins, f"{self._read_pins} pins of reads counted, {len(pins)} found"
-        assert all(self.pool.key_of(page) is not None for page in pins), "a read holds a page of no content"
+        assert all(self.pool.key_of(page) is not None for page in pins), "a read holds a page without a key"
         held = set(put_pages) | set(pins)
         assert self.pool.held == len(held), (
             f"{self.pool.held} pages held, but puts and reads know of {len(held)}"
         )
         coming = {key: landing for landing, put in self._puts.items() if not put.fencing for key in put.keys}
-        assert coming == self._coming, "keys on their way and open puts disagree"
+        assert coming == self._coming, "keys being written and open puts disagree"
 
 
 def _picked(items: tuple[T, ...], places: tuple[int, ...]) -> tuple[T, ...]:

@@ -130,11 +130,11 @@ class BlockSync:
 
     def check(self) -> None:
         self.index.check()
-        assert self.behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "who is behind?"
+        assert self.behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "`behind` is wrong"
         for node, stream in self._streams.items():
             assert all(seq > stream.seq for seq in stream.kept), f"{node}: applied events are kept"
-            assert not (stream.synced and stream.kept), f"{node}: in step, and yet events wait"
-            assert len(stream.kept) <= KEPT_EVENTS, f"{node}: too many kept"
+            assert not (stream.synced and stream.kept), f"{node}: in step, but events are kept"
+            assert len(stream.kept) <= KEPT_EVENTS, f"{node}: too many events kept"
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Member:
 
 
 class Membership:
-    """Methods that take a message return the changes it caused, in order. Repeated and outdated messages cause none."""
+    """Methods return the changes they caused, in order. Repeated and outdated messages cause none."""
 
     def __init__(self, lost_after_s: float, forget_after_s: float = 900.0) -> None:
         self.lost_after_s = lost_after_s

@@ -142,7 +142,7 @@ class NodeRegistry:
             node_state.estimate.check()
         enrolled = [p for group in self.groups.values() for p in (*group.prefills, *group.decodes)] + self.caches
         assert len(enrolled) == len(self._nodes), "a node is in no list, or in two"
-        assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches by host disagree"
+        assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches and caches_on disagree"
 
     def _enrol(self, node_state: NodeState, specs: dict[str, ModelSpec]) -> bool:
         info = node_state.info

@@ -161,17 +161,17 @@ class BlockTree:
         assert by_page == table, "pages and runs disagree"
         for run in runs:
             assert len(run.keys) == len(run.pages) == len(set(run.pages)), (
-                "a run's blocks are not in as many pages"
+                "a run has not exactly one page per block"
             )
-            assert run.refs >= 0, "a run is held less than never"
+            assert run.refs >= 0, "a run has a negative number of holders"
         above = {run: run.above for run in runs if run.above is not None}
-        assert set(above.values()) <= runs, "a run that has gone is in a chain"
+        assert set(above.values()) <= runs, "a removed run is still above another"
         counted = Counter(above.values())
         assert all(run.children == counted[run] for run in runs), "child counts are wrong"
         waiting = {run: parent for parent, children in self.orphans.items() for run in children}
         assert waiting == {run: run.parent for run in runs if run.parent is not None}, "orphans were lost"
         assert not waiting.keys() & above.keys(), "a run waits for a parent and has one"
-        assert not self.orphans.keys() & by_key.keys(), "a parent that is here is waited for"
+        assert not self.orphans.keys() & by_key.keys(), "runs are orphans although their parent is here"
 
 
 def alike(a: Sequence[Any], b: Sequence[Any]) -> int:

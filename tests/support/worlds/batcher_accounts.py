@@ -90,7 +90,7 @@ class Accounts:
                 waited = self.steps - self.failed_steps - account.served_at
                 self.longest_wait = max(self.longest_wait, waited)
                 assert waited <= account.patience, (
-                    f"{attempt} starves: {waited} steps, {account.patience} are due"
+                    f"{attempt} starves: it waited {waited} steps, at most {account.patience} are allowed"
                 )
 
     def ran(self, step: RunStep) -> None:
