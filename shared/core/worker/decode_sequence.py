@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from hashlib import blake2b
 
-from shared.core.kv.block_keys import TOKEN_BYTES, extend_chain, pack_tokens, root_key
 from shared.core.worker.answers import Answer
 from shared.core.worker.sequence import SequenceState
-from shared.protocol.ids import AttemptId, BlockKey, Incarnation, LandingId
+from shared.protocol.ids import AttemptId, Incarnation, LandingId
 from shared.protocol.requests import ReserveRequest
 
 
@@ -23,8 +22,6 @@ class DecodeSequence(SequenceState):
     """When the lease is looked at next."""
     kept: bool = False
     """Its blocks were put where the next turn finds them."""
-    farewell: str = ""
-    """Why it is moved; said once its blocks are in the pool."""
 
     def __init__(self, request: ReserveRequest) -> None:
         local = request.local
@@ -74,15 +71,3 @@ def landing_id(incarnation: Incarnation, attempt: AttemptId, count: int) -> Land
     return blake2b(
         f"{incarnation}\n{attempt}\n{count}".encode(), digest_size=16, person=b"tsukimi-landing"
     ).digest()
-
-
-def computed_keys(sequence: DecodeSequence, namespace: bytes, block_tokens: int) -> tuple[BlockKey, ...]:
-    """Keys of all full blocks of prompt and answer whose KV is computed."""
-    full = sequence.computed // block_tokens
-    keys = sequence.keys
-    if full <= len(keys):
-        return keys[:full]
-    parent = keys[-1] if keys else root_key(namespace)
-    rest = pack_tokens((*sequence.request.tail_tokens, *sequence.answer.tokens))
-    wanted_bytes = (full - len(keys)) * block_tokens * TOKEN_BYTES
-    return keys + tuple(extend_chain(parent, rest[:wanted_bytes], block_tokens))
