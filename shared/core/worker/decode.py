@@ -13,12 +13,11 @@ from __future__ import annotations
 from shared.core.costs.model import step_s
 from shared.core.machine import Ticked
 from shared.core.worker import events as w
+from shared.core.worker.computing.prefix import key_blocks
 from shared.core.worker.config import DecodeConfig
-from shared.core.worker.decode_sequence import DecodeSequence, same_request
-from shared.core.worker.keeping import keep_blocks
+from shared.core.worker.decode_sequence import DecodeSequence, keep_blocks, same_request
 from shared.core.worker.landings import Landings
 from shared.core.worker.machine import WorkerMachine
-from shared.core.worker.prefix import key_blocks
 from shared.core.worker.reservations import Reservations
 from shared.core.worker.transfers import LandingArrived, LandingClosed, LandingFailed, LandingProgressed
 from shared.protocol.errors import Invalid

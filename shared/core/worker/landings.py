@@ -12,8 +12,8 @@ from shared.core.kv.block_keys import blocks_for
 from shared.core.worker.attempts import AttemptTable
 from shared.core.worker.config import DecodeConfig
 from shared.core.worker.decode_sequence import DecodeSequence, landing_id
+from shared.core.worker.leases import Timers
 from shared.core.worker.outbox import Outbox
-from shared.core.worker.timers import Timers
 from shared.core.worker.transfers import (
     CloseLanding,
     LandingArrived,

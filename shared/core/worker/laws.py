@@ -6,8 +6,8 @@ from collections import Counter
 
 from shared.core.kv.pool import BlockPool
 from shared.core.worker.attempts import AttemptTable, S
+from shared.core.worker.computing.inflight_step import InflightStep
 from shared.core.worker.config import WorkerConfig
-from shared.core.worker.inflight_step import InflightStep
 
 
 def check_pages(table: AttemptTable[S], pool: BlockPool, block_tokens: int) -> None:

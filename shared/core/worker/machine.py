@@ -20,11 +20,11 @@ from shared.core.kv.pool import BlockPool
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.core.worker import events as w
 from shared.core.worker.attempts import AttemptTable
-from shared.core.worker.computation import Computation
+from shared.core.worker.computing.computation import Computation
+from shared.core.worker.computing.predictions import Predictions
 from shared.core.worker.config import WorkerConfig
 from shared.core.worker.laws import check_attempts, check_pages, check_step
 from shared.core.worker.outbox import Outbox
-from shared.core.worker.predictions import Predictions
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import StepDone, StepFailed
 from shared.core.worker.transfers import BlocksFetched, PoolWriteEnded

@@ -12,11 +12,11 @@ from __future__ import annotations
 from shared.core.kv.block_keys import TOKEN_BYTES, blocks_for
 from shared.core.machine import Ticked
 from shared.core.worker import events as w
+from shared.core.worker.computing.prefix import take_pages
 from shared.core.worker.config import PrefillConfig
+from shared.core.worker.leases import Timers
 from shared.core.worker.machine import WorkerMachine
 from shared.core.worker.prefill_sequence import PrefillSequence, new_sequence
-from shared.core.worker.prefix import take_pages
-from shared.core.worker.timers import Timers
 from shared.core.worker.transfers import (
     AbortStreams,
     CommitHandoff,

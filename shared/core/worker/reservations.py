@@ -7,10 +7,10 @@ from shared.core.kv.block_keys import blocks_for
 from shared.core.kv.pool import BlockPool
 from shared.core.worker import events as w
 from shared.core.worker.attempts import AttemptTable
+from shared.core.worker.computing.predictions import Predictions
+from shared.core.worker.computing.prefix import take_pages
 from shared.core.worker.config import DecodeConfig
 from shared.core.worker.decode_sequence import DecodeSequence
-from shared.core.worker.predictions import Predictions
-from shared.core.worker.prefix import take_pages
 from shared.core.worker.validation import bad_past, bad_tail, bad_tokens, misfit, never_fits, overloaded
 from shared.protocol.errors import TsukimiError
 from shared.protocol.requests import ReserveRequest

@@ -14,8 +14,8 @@ from shared.core.costs.model import (
     step_features,
 )
 from shared.core.kv.pool import BlockPool
+from shared.core.worker.computing.prefix import expected_prefix
 from shared.core.worker.config import WorkerConfig
-from shared.core.worker.prefix import expected_prefix
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import StepDone
 

@@ -6,12 +6,12 @@ from typing import Generic, Protocol, TypeVar
 
 from shared.core.kv.pool import BlockPool
 from shared.core.worker.attempts import AttemptTable
-from shared.core.worker.batching import plan_step
+from shared.core.worker.computing.batching import plan_step
+from shared.core.worker.computing.inflight_step import InflightStep
+from shared.core.worker.computing.predictions import Predictions
+from shared.core.worker.computing.prefix import key_blocks, match_more, next_fetch
 from shared.core.worker.config import WorkerConfig
-from shared.core.worker.inflight_step import InflightStep
 from shared.core.worker.outbox import Outbox
-from shared.core.worker.predictions import Predictions
-from shared.core.worker.prefix import key_blocks, match_more, next_fetch
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import SequenceResult, StepDone, StepFailed
 from shared.core.worker.transfers import BlocksFetched
