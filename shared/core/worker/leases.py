@@ -88,7 +88,7 @@ class GatewayLeases:
 
 
 class Timers:
-    """Moments at which attempts are to be looked at, any number for each. None is taken back: whoever is woken asks whether
+    """Moments at which attempts are to be looked at, any number for each. None is taken back: whoever is woken asks if
     it still matters."""
 
     def __init__(self) -> None:
