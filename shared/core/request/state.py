@@ -4,7 +4,6 @@ place, giving an attempt up, ending."""
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Literal
 
 from shared.core.machine import Command
@@ -19,7 +18,7 @@ Phase = Literal["new", "waiting", "placing", "reserving", "submitting", "running
 
 
 class ChoiceState:
-    """State of core.lifecycle.RequestMachine, whose `handle` alone changes it."""
+    """All that one RequestMachine remembers. Only the handlers of its table change it."""
 
     def __init__(self, spec: ev.ChoiceSpec, config: ev.LifecycleConfig | None = None) -> None:
         self.spec = spec
@@ -35,67 +34,68 @@ class ChoiceState:
         self.syncs = 0
         self.outcome = ""
         """finished, failed or aborted, once ended."""
-        self._story: deque[tuple[float, str, str]] = deque(maxlen=40)
-        self._commands: list[Command] = []
-        self._deadline = math.inf
-        self._resume_at = math.inf
-        self._timer = math.inf
-        self._bus_down = False
-        self._bus_found_at = -math.inf
-        self._retry_policy = RetryPolicy(self.config)
-        self._told_again: set[tuple[NodeId, AttemptId]] = set()
+        self.commands: list[Command] = []
+        self.deadline = math.inf
+        self.timer = math.inf
+        """When the timer that is out goes off."""
+        self.resume_at = math.inf
+        self.bus_down = False
+        self.bus_found_at = -math.inf
+        self.retry_policy = RetryPolicy(self.config)
+        self.told_again: set[tuple[NodeId, AttemptId]] = set()
+        """Who was told twice that an attempt is given up."""
 
     # -- asking for a place ------------------------------------------------------------------------------------
 
-    def _place(self, now: float) -> None:
+    def place(self, now: float) -> None:
         self.phase = "placing"
-        self._resume_at = math.inf
+        self.resume_at = math.inf
         id_ = attempt_id(self.spec.request, self.spec.choice, self.attempts)
         self.attempts += 1
         self.attempt = Attempt(id_, self.order.next_index)
-        left, avoid = self._left(now), self._retry_policy.avoided(now)
-        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self._retry_policy.retry)
-        self._commands.append(ev.AskPlace(request))
+        left, avoid = self.left(now), self.retry_policy.avoided(now)
+        request = place_request(self.spec, id_, self.order.tokens, left, avoid, self.retry_policy.retry)
+        self.commands.append(ev.AskPlace(request))
 
     # -- giving an attempt up ----------------------------------------------------------------------------------
 
-    def _lose(self, now: float, why: str) -> None:
+    def lose(self, now: float, why: str) -> None:
         error = WireError("unavailable", why)
-        if self._retry_policy.lost():
-            self._fail(error)
+        if self.retry_policy.lost():
+            self.fail(error)
         else:
-            self._try_again(now, error)
+            self.try_again(now, error)
 
-    def _try_again(self, now: float, error: WireError) -> None:
+    def try_again(self, now: float, error: WireError) -> None:
         """Cancel the attempt and place the rest of the answer anew, perhaps after a pause."""
-        self._drop_attempt(error.message or error.code)
-        pause = self._retry_policy.failed(error)
-        if pause or self._bus_down:
+        self.drop_attempt(error.message or error.code)
+        pause = self.retry_policy.failed(error)
+        if pause or self.bus_down:
             self.phase = "waiting"
-            self._resume_at = now + pause
+            self.resume_at = now + pause
         else:
-            self._place(now)
+            self.place(now)
 
-    def _drop_attempt(self, reason: str, all_but: NodeId = "") -> None:
+    def drop_attempt(self, reason: str, all_but: NodeId = "") -> None:
         attempt, self.attempt = self.attempt, None
         self.order.forget_early()
         if attempt is not None:
             holders = [node for node in attempt.holders(self.phase) if node != all_but]
-            self._commands += [ev.Cancel(node, attempt.id, reason) for node in holders]
+            self.commands += [ev.Cancel(node, attempt.id, reason) for node in holders]
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def _finish(self, reason: End, tokens: int) -> None:
-        self._end("finished")
+    def finish(self, reason: End, tokens: int) -> None:
+        self.end("finished")
         cached = self.cached_tokens or 0
-        self._commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
+        self.commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))
 
-    def _fail(self, error: WireError) -> None:
-        self._drop_attempt(error.message or error.code)
-        self._end("failed")
-        self._commands.append(ev.Fail(error))
+    def fail(self, error: WireError) -> None:
+        self.drop_attempt(error.message or error.code)
+        self.end("failed")
+        self.commands.append(ev.Fail(error))
 
-    def _end(self, outcome: str) -> None:
+    def end(self, outcome: str) -> None:
         self.phase = "ended"
         self.outcome = outcome
         self.attempt = None
@@ -107,15 +107,15 @@ class ChoiceState:
         if self.phase in ("new", "ended"):
             return math.inf
         if self.phase == "waiting":
-            return min(self._deadline, self._resume_at)
-        if self.phase == "running" and not self._bus_down:
-            return min(self._deadline, self._current().quiet_until(self.config))
-        return self._deadline
+            return min(self.deadline, self.resume_at)
+        if self.phase == "running" and not self.bus_down:
+            return min(self.deadline, self.current().quiet_until(self.config))
+        return self.deadline
 
-    def _left(self, now: float) -> float:
-        return self._deadline - now if now < self._deadline else 0.0
+    def left(self, now: float) -> float:
+        return self.deadline - now if now < self.deadline else 0.0
 
-    def _current(self) -> Attempt:
+    def current(self) -> Attempt:
         assert self.attempt is not None, f"no attempt in {self.phase}"
         return self.attempt
 

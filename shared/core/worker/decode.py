@@ -1,22 +1,30 @@
 """The decode role: room first, then KV from a prefill node (or prefilled here), then a token a step until the end.
 
-    reserved -> landed (verified) -> in the batch -> ended -> full blocks to the pool -> pages free
-             -> prefix fetched, chunks computed (local prefill) ---^
+reserved -> landed (verified) -> in the batch -> ended -> full blocks to the pool -> pages free
+         -> prefix fetched, chunks computed (local prefill) ---^
 
-Pages that a remote writer may still write to are given to nobody before the landing is closed.
+DecodeMachine has, besides what every WorkerMachine has,
+    Reservations   who gets a place
+    Landings       whose KV is awaited from a prefill node
 """
 
 from __future__ import annotations
 
+from shared.core.costs.model import step_s
+from shared.core.machine import Ticked
+from shared.core.worker import events as w
+from shared.core.worker.computing.prefix import key_blocks
 from shared.core.worker.config import DecodeConfig
-from shared.core.worker.decode_sequence import DecodeSequence, computed_keys
-from shared.core.worker.landings import ReservingMachine
-from shared.core.worker.steps import RunStep
-from shared.core.worker.transfers import CommitPoolWrite, OpenPoolWrite, SendBlocks
-from shared.protocol.requests import TokenDelta
+from shared.core.worker.decode_sequence import DecodeSequence, keep_blocks, same_request
+from shared.core.worker.landings import Landings
+from shared.core.worker.machine import WorkerMachine
+from shared.core.worker.reservations import Reservations
+from shared.core.worker.transfers import LandingArrived, LandingClosed, LandingFailed, LandingProgressed
+from shared.protocol.errors import Invalid
+from shared.protocol.requests import Reserved, TokenDelta
 
 
-class DecodeMachine(ReservingMachine):
+class DecodeMachine(WorkerMachine[DecodeSequence]):
     """See core.machine.Machine. Never decodes on KV that was not verified whole, never takes in what it has no pages
     for. Each reserved attempt gets exactly one ending: a delta with its finish, or silence when cancelled."""
 
@@ -25,24 +33,98 @@ class DecodeMachine(ReservingMachine):
 
     def __init__(self, config: DecodeConfig) -> None:
         super().__init__(config)
+        self.config = config
+        self._reservations = Reservations(config, self.pool, self._table, self._predictions)
+        self._landings = Landings(config, self._out, self._table)
+        self._active = self._table.active
+        self._inflight = self._computation.inflight
         self._stalled = False
         """Some sequence has no page for its next token."""
+        self._handlers |= {
+            w.ReserveAsked: self._on_reserve_asked,
+            w.SyncAsked: self._on_sync_asked,
+            LandingArrived: self._on_landing_arrived,
+            LandingFailed: self._landings.failed,
+            LandingClosed: self._landings.closed,
+            LandingProgressed: self._landings.progressed,
+            Ticked: self._on_ticked,
+        }
+
+    # -- coming in -------------------------------------------------------------------------------------------------
+
+    def _on_reserve_asked(self, event: w.ReserveAsked, now: float) -> None:
+        """Asked again, the answer is the same."""
+        request = event.request
+        sequence = self._table.live.get(request.attempt)
+        if sequence is None:
+            sequence = self._reservations.reserve(event, now)
+            if sequence is None:
+                return
+            if sequence.local:
+                self._computation.begin(sequence)
+            else:
+                self._landings.open(sequence, now)
+        elif same_request(sequence.request, request):
+            self._landings.renew(sequence, now)
+        else:
+            error = Invalid("this attempt is reserved for another request", param="attempt")
+            self._table.refuse(event.ask, request, error)
+            return
+        self._out.reply(event.ask, Reserved(sequence.attempt, sequence.landing, len(sequence.pages)))
+
+    def _on_landing_arrived(self, event: LandingArrived, now: float) -> None:
+        sequence = self._landings.over(event)
+        if sequence is None:
+            return
+        sequence.computed = sequence.prompt_tokens
+        sequence.answer.cached_tokens = min(max(0, event.cached_tokens), sequence.prompt_tokens - 1)
+        key_blocks(self.pool, sequence, self.worker.block_tokens)
+        logprobs = (event.first_logprob,) if event.first_logprob is not None else ()
+        delta = sequence.take((event.first_token,), logprobs)
+        assert delta is not None
+        self._table.tokens += 1
+        if delta.finish is not None:
+            self._out.send(sequence.gateway, delta)
+            self._table.end(sequence, now)
+        elif self._too_slow_with_one_more():
+            self.give_up(sequence, now, "steps would become too long")
+        else:
+            self._table.activate(sequence)
+            self._computation.changed = True
+
+    def _too_slow_with_one_more(self) -> bool:
+        limit, running = self.config.tbt_limit_s, len(self._active)
+        if not limit or not running:
+            return False
+        return step_s(self.cost, running + 1, self._table.tokens) > limit
+
+    def _on_sync_asked(self, event: w.SyncAsked, now: float) -> None:
+        """Who asks for a sequence still wants it."""
+        self._table.sync_asked(event, now)
+        sequence = self._table.live.get(event.attempt)
+        if sequence is not None:
+            self._landings.renew(sequence, now)
+
+    def _on_ticked(self, event: Ticked, now: float) -> None:
+        self._landings.ticked(now)
+        self._table.ticked(event, now)
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        out = self._inflight.out
+        inflight, computation = self._inflight, self._computation
+        out = inflight.out
         if out is None:
             if self._active and not self._run_on():
-                super()._advance(now)
-            out = self._inflight.out
+                self._run_planned(now)
+            out = inflight.out
             if out is None:
                 return
-        changed, self._newcomer = self._newcomer, False
+        changed, computation.changed = computation.changed, False
         if changed and (len(out) < self.config.max_running or any(s.ended for s, _ in out)):
-            interrupt = self._inflight.interrupt()
+            interrupt = inflight.interrupt()
             if interrupt is not None:
-                self._commands.append(interrupt)
+                self._out.commands.append(interrupt)
 
     def _run_on(self) -> bool:
         """Launch the next step of a batch that only decodes: nearly always. False: there is more to think of."""
@@ -52,11 +134,34 @@ class DecodeMachine(ReservingMachine):
         step = self._inflight.launch_decoding(self._active.values(), config.block_tokens, config.max_repeat)
         if step is None:
             return False
-        self._newcomer = self._stalled = False
-        self._commands.append(step)
+        self._computation.changed = self._stalled = False
+        self._out.commands.append(step)
         return True
 
-    def _runnable(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:
+    def _run_planned(self, now: float) -> None:
+        """Launch a step of those that have room for it, if there are any."""
+        ready = self._computation.ready()
+        if not ready:
+            return
+        plan, _ = self._computation.plan(self._with_room(ready, now))
+        if plan:
+            self._computation.changed = False
+            up_to = self._repeats(plan) if self.config.max_repeat > 1 else 1
+            self._out.commands.append(self._inflight.launch(plan, up_to))
+
+    def _repeats(self, plan: list[tuple[DecodeSequence, int]]) -> int:
+        """How many steps may run before anything has to change."""
+        if self._stalled or [s for s, _ in plan if s.computed < s.prompt_tokens]:
+            return 1
+        block_tokens = self.worker.block_tokens
+        wanted = min([s.prompt_tokens + s.max_new_tokens - s.wanted for s, _ in plan])
+        room = min([len(s.pages) * block_tokens - s.computed for s, _ in plan])
+        return min(wanted, room, self.config.max_repeat)
+
+    # -- room for the next token -----------------------------------------------------------------------------------
+
+    def _with_room(self, ready: list[DecodeSequence], now: float) -> list[DecodeSequence]:
+        """As many of the first ones as one step runs."""
         self._stalled = False
         rows: list[DecodeSequence] = []
         for sequence in ready:
@@ -79,100 +184,36 @@ class DecodeMachine(ReservingMachine):
 
     def _make_way(self, sequence: DecodeSequence, now: float) -> bool:
         """Whether it is worth asking for a page again at once."""
-        if len(self._known) > len(self._live):
+        table = self._table
+        if len(table.known) > len(table.live):
             return False  # pages of ended ones come soon
-        youngest = next(reversed(self._live.values()))
-        if len(self._live) == 1:
-            self._end(
-                sequence, now, "failed", f"{self.worker.node} has no KV memory for a sequence of this length"
-            )
+        youngest = next(reversed(table.live.values()))
+        if len(table.live) == 1:
+            error = f"{self.worker.node} has no KV memory for a sequence of this length"
+            table.end(sequence, now, "failed", error)
             return False
         self.counters["preempted"] += 1
-        self._give_up(youngest, now, "gave way: out of KV blocks")
+        self.give_up(youngest, now, "gave way: out of KV blocks")
         return youngest is not sequence
-
-    def _launch(self, plan: list[tuple[DecodeSequence, int]]) -> RunStep:
-        self._newcomer = False
-        return self._inflight.launch(plan, self._repeats(plan) if self.config.max_repeat > 1 else 1)
-
-    def _repeats(self, plan: list[tuple[DecodeSequence, int]]) -> int:
-        """How many steps may run before anything has to change."""
-        if self._stalled or [s for s, _ in plan if s.computed < s.prompt_tokens]:
-            return 1
-        block_tokens = self.worker.block_tokens
-        wanted = min([s.prompt_tokens + s.max_new_tokens - s.wanted for s, _ in plan])
-        room = min([len(s.pages) * block_tokens - s.computed for s, _ in plan])
-        return min(wanted, room, self.config.max_repeat)
-
-    def _grew(self, tokens: int) -> None:
-        self._kv_tokens += tokens
-
-    def _sampled(self, sequence: DecodeSequence, delta: TokenDelta, now: float) -> None:
-        if delta.finish is not None:
-            self._end(sequence, now)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def _give_up(self, sequence: DecodeSequence, now: float, why: str) -> None:
+    def sampled(self, sequence: DecodeSequence, delta: TokenDelta, now: float) -> None:
+        if delta.finish is not None:
+            self._table.end(sequence, now)
+
+    def give_up(self, sequence: DecodeSequence, now: float, why: str) -> None:
         """Its blocks go to the pool before its gateway places it anew, so that the next node finds them."""
-        self.counters["ended_moved"] += 1
-        sequence.farewell = why
-        self._retire(sequence, now)
+        self._table.move(sequence, now, why)
 
-    def _close(self, sequence: DecodeSequence, now: float) -> None:
-        self._close_streams(sequence, now)
-        if not sequence.pool_open:
-            self._say_farewell(sequence)
-        self._free_if_quiet(sequence)
-
-    def _pool_written(self, sequence: DecodeSequence, now: float) -> None:
-        self._say_farewell(sequence)
-
-    def _say_farewell(self, sequence: DecodeSequence) -> None:
-        if sequence.farewell:
-            why, sequence.farewell = sequence.farewell, ""
-            self._farewell(sequence, "moved", why)
-
-    def _still_open(self, sequence: DecodeSequence) -> bool:
-        return bool(sequence.farewell)
-
-    def _close_streams(self, sequence: DecodeSequence, now: float) -> None:
+    def close(self, sequence: DecodeSequence, now: float) -> None:
         if sequence.landing_open:
-            self._close_landing(sequence)
+            self._landings.close(sequence)
         elif sequence.fetching < 0 and not sequence.kept and sequence.answer.finish != "failed":
             sequence.kept = True
-            self._keep(sequence)
-
-    def _keep(self, sequence: DecodeSequence) -> None:
-        """Full blocks become findable here and go to the pool; the other pages are free at once."""
-        config = self.worker
-        keys = (
-            computed_keys(sequence, config.namespace, config.block_tokens)
-            if config.token_ids
-            else sequence.keys
-        )
-        full = min(len(keys), sequence.computed // config.block_tokens)
-        if self.pool.keeps:
-            new = slice(sequence.keyed, full)
-            parent = keys[new.start - 1] if 0 < new.start < full else None
-            self.pool.register_chain(sequence.pages[new], keys[new], parent)
-        self.pool.unpin(sequence.pages[full:])
-        del sequence.pages[full:]
-        news = full > len(sequence.keys) or (sequence.local and full)
-        if sequence.pool_node is None or not news:
-            return
-        sequence.pool_open = sequence.pool_closing = True
-        attempt, pages = sequence.attempt, tuple(sequence.pages)
-        self._commands += [
-            OpenPoolWrite(attempt, sequence.pool_node, config.namespace, 0, keys[:full], pages),
-            SendBlocks(attempt, 0, full, to_handoff=False),
-            CommitPoolWrite(attempt),
-        ]
-
-    def _tally(self) -> tuple[int, int, int]:
-        return len(self._active), len(self._live) - len(self._active), self._kv_tokens
+            self._out.commands += keep_blocks(self.pool, sequence, self.worker)
 
     def check(self) -> None:
         super().check()
-        for attempt, s in self._live.items():
-            assert not s.farewell, f"{attempt} is live and given up"
+        assert len(self._table.live) == len(self._table.waiting) + len(self._active), "somebody is lost"
+        self._landings.check()

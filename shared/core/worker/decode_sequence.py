@@ -6,8 +6,12 @@ import math
 from hashlib import blake2b
 
 from shared.core.kv.block_keys import TOKEN_BYTES, extend_chain, pack_tokens, root_key
+from shared.core.kv.pool import BlockPool
+from shared.core.machine import Command
 from shared.core.worker.answers import Answer
+from shared.core.worker.config import WorkerConfig
 from shared.core.worker.sequence import SequenceState
+from shared.core.worker.transfers import CommitPoolWrite, OpenPoolWrite, SendBlocks
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, LandingId
 from shared.protocol.requests import ReserveRequest
 
@@ -23,8 +27,6 @@ class DecodeSequence(SequenceState):
     """When the lease is looked at next."""
     kept: bool = False
     """Its blocks were put where the next turn finds them."""
-    farewell: str = ""
-    """Why it is moved; said once its blocks are in the pool."""
 
     def __init__(self, request: ReserveRequest) -> None:
         local = request.local
@@ -74,6 +76,34 @@ def landing_id(incarnation: Incarnation, attempt: AttemptId, count: int) -> Land
     return blake2b(
         f"{incarnation}\n{attempt}\n{count}".encode(), digest_size=16, person=b"tsukimi-landing"
     ).digest()
+
+
+# -- after its end ---------------------------------------------------------------------------------------------
+
+
+def keep_blocks(pool: BlockPool, sequence: DecodeSequence, worker: WorkerConfig) -> list[Command]:
+    """The next turn of its dialogue shall find its blocks: full ones become findable here and go to the pool, if they are
+    news to it. The other pages are free at once."""
+    keys = (
+        computed_keys(sequence, worker.namespace, worker.block_tokens) if worker.token_ids else sequence.keys
+    )
+    full = min(len(keys), sequence.computed // worker.block_tokens)
+    if pool.keeps:
+        new = slice(sequence.keyed, full)
+        parent = keys[new.start - 1] if 0 < new.start < full else None
+        pool.register_chain(sequence.pages[new], keys[new], parent)
+    pool.unpin(sequence.pages[full:])
+    del sequence.pages[full:]
+    news = full > len(sequence.keys) or (sequence.local and full)
+    if sequence.pool_node is None or not news:
+        return []
+    sequence.pool_open = sequence.pool_closing = True
+    attempt, pages = sequence.attempt, tuple(sequence.pages)
+    return [
+        OpenPoolWrite(attempt, sequence.pool_node, worker.namespace, 0, keys[:full], pages),
+        SendBlocks(attempt, 0, full, to_handoff=False),
+        CommitPoolWrite(attempt),
+    ]
 
 
 def computed_keys(sequence: DecodeSequence, namespace: bytes, block_tokens: int) -> tuple[BlockKey, ...]:

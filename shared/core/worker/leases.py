@@ -1,9 +1,11 @@
-"""Who still owns what: attempts live as long as the life of the gateway that made them."""
+"""Who still owns what, and when to look: attempts live as long as the life of the gateway that made them."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from shared.protocol.ids import AttemptId, Incarnation, NodeId
 
@@ -83,3 +85,21 @@ class GatewayLeases:
 
     def attempts(self) -> set[AttemptId]:
         return set().union(*(owner.attempts for owner in self._owners.values()))
+
+
+class Timers:
+    """Moments at which attempts are to be looked at, any number for each. None is taken back: whoever is woken asks if
+    it still matters."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[float, int, AttemptId]] = []
+        self._count = 0
+
+    def set(self, at: float, attempt: AttemptId) -> None:
+        self._count += 1
+        heappush(self._timers, (at, self._count, attempt))
+
+    def due(self, now: float) -> Iterator[AttemptId]:
+        """Takes out those whose time has come, earliest first; of one time, the one that was set first."""
+        while self._timers and self._timers[0][0] <= now:
+            yield heappop(self._timers)[2]

@@ -38,6 +38,8 @@ class SequenceState:
     """Its last step failed: what that wrote into its pages, and streamed, is worth nothing until it is run again."""
     pool_open: bool = False
     pool_closing: bool = False
+    farewell: str = ""
+    """Why it is moved; said once its blocks are in the pool."""
     gateway_incarnation: Incarnation = ""
 
     def __init__(

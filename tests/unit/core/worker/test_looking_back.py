@@ -13,8 +13,8 @@ from shared.core.kv.block_keys import pack_tokens
 from shared.core.request.attempt import Attempt, reserve_request
 from shared.core.worker import events as w
 from shared.core.worker.answers import Answer
+from shared.core.worker.computing.inflight_step import sequence_step
 from shared.core.worker.decode_sequence import DecodeSequence
-from shared.core.worker.inflight_step import sequence_step
 from shared.core.worker.sequence import SequenceState
 from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef

@@ -7,9 +7,9 @@ from typing import Any
 from shared.core.kv.block_keys import block_keys, pack_tokens
 from shared.core.kv.pool import BlockPool
 from shared.core.worker.answers import Answer
+from shared.core.worker.computing.inflight_step import InflightStep, sequence_step
+from shared.core.worker.computing.prefix import expected_prefix, next_fetch, reusable
 from shared.core.worker.decode_sequence import DecodeSequence, computed_keys, landing_id, same_request
-from shared.core.worker.inflight_step import InflightStep, sequence_step
-from shared.core.worker.prefix import expected_prefix, next_fetch, reusable
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import SequenceResult, StepDone
 from shared.protocol.requests import TokenDelta

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.worker.answers import Answer
-from shared.core.worker.inflight_step import InflightStep
+from shared.core.worker.computing.inflight_step import InflightStep
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import RunStep
 from shared.protocol.sampling import SamplingParams

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from shared.core.worker.batching import chunk, plan_step
+from shared.core.worker.computing.batching import chunk, plan_step
 
 BLOCK = 4
 
