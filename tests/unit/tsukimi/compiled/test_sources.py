@@ -26,7 +26,7 @@ def test_every_machine_and_the_simulator_around_them_are_compiled() -> None:
     machines = ("conductor/machine", "worker/prefill", "worker/decode", "cache/machine", "request/machine")
     parts = (
         "kv/pool", "kv/block_tree", "conductor/scheduler", "conductor/policy_view", "conductor/block_index",
-        "worker/sequence", "worker/inflight_step", "worker/machine",
+        "worker/sequence", "worker/computing/inflight_step", "worker/machine",
     )  # fmt: skip
     assert {f"shared/core/{name}.py" for name in (*machines, *parts)} <= compiled
     assert {f"tsukimi/simulate/{name}.py" for name in ("cluster", "worker", "timeline", "engine")} <= compiled
