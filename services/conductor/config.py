@@ -19,6 +19,8 @@ Seconds = Annotated[float, Meta(ge=0)]
 class Config(BaseConfig, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
     """kvcache_centric, cache_aware, load_balance, random, or `module:Class` of your own."""
+    decode_policy: str = "least_tbt"
+    """Which decode node goes on with a prompt: least_tbt, or `module:Class` of your own."""
     balancing_threshold: Annotated[float, Meta(ge=1)] = 1.0
     """A prefix held elsewhere is pulled if it is more than so many times as long as the local one."""
     seed: int = 0
@@ -49,6 +51,7 @@ class Config(BaseConfig, frozen=True, kw_only=True):
     def machine(self) -> ConductorConfig:
         return ConductorConfig(
             policy=self.policy,
+            decode_policy=self.decode_policy,
             balancing_threshold=self.balancing_threshold,
             seed=self.seed,
             objectives=Objectives(

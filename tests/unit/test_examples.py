@@ -31,6 +31,7 @@ from tsukimi.simulate.report import report
 from tsukimi.simulate.trace import read_trace
 
 PLACEMENT = "tests.examples.placement_policy:StickyOrShortest"
+DECODE = "tests.examples.decode_policy:FillOneFirst"
 EVICTION = "tests.examples.eviction_policy:LeastOftenUsed"
 ENGINE = "tests.examples.engine:PacedEngine"
 
@@ -47,6 +48,23 @@ def test_the_placement_policy_places_a_trace(tmp_path: Path) -> None:
         return float(report(cluster)["hit_rate"])
 
     assert hit_rate(PLACEMENT) > hit_rate("random")
+
+
+def test_the_decode_policy_leaves_nodes_idle_that_are_not_needed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\n".join(dialogues(60)))
+    requests = read_trace(trace, speed=1.0, requests=0)
+
+    def steps(decode_policy: str) -> list[int]:
+        config = SimulationConfig(prefill=3, decode=3, decode_policy=decode_policy)
+        cluster = SimulatedCluster(config, requests)
+        cluster.run()
+        cluster.check()
+        nodes = report(cluster)["nodes"]
+        return [nodes[f"decode-{i}"]["steps"] for i in range(3)]
+
+    assert all(steps("least_tbt"))
+    assert steps(DECODE)[2] == 0
 
 
 def test_the_eviction_policy_keeps_what_is_used_often() -> None:

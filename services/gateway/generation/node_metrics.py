@@ -76,7 +76,7 @@ ENDPOINT: dict[str, NodeMetric] = {
     "stale_writes_refused": _counter("tsukimi_dataplane_slices_refused_total", "Layers for pages with a new owner"),
     "connections_opened": _counter("tsukimi_dataplane_connections_opened_total", "Connections that this node opened"),
     "connections_accepted": _counter("tsukimi_dataplane_connections_accepted_total", "Connections others opened"),
-    "connections_refused": _counter("tsukimi_dataplane_connections_refused_total", "Connections of peers that do not fit"),
+    "connections_refused": _counter("tsukimi_dataplane_connections_refused_total", "Connections of unfit peers"),
     "connections_lost": _counter("tsukimi_dataplane_connections_lost_total", "Connections that broke"),
     "block_events_dropped": _counter("tsukimi_node_block_events_dropped_total", "Messages of block events not sent"),
 }  # fmt: skip
