@@ -13,9 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from shared.core.conductor.objectives import Objectives
+from shared.protocol.errors import retry_within_reason
 
-RETRY_LEAST_S = 0.1
-RETRY_MOST_S = 60.0
 TYPICAL_TOKENS = 128
 """What a running sequence is taken to have left, for want of knowing."""
 
@@ -88,5 +87,5 @@ class Admission:
 
 
 def retry_after(seconds: float) -> float:
-    """Within what is sensible to tell a client."""
-    return round(min(max(seconds, RETRY_LEAST_S), RETRY_MOST_S), 3)
+    """Within reason, to the millisecond."""
+    return round(retry_within_reason(seconds), 3)
