@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shared.io.models import DEFAULT_MODEL
 from tsukimi.errors import ToolError
 from tsukimi.options import DEFAULT_RUN_DIR, ModelOption, RunDirOption, UrlOption, wide_console
 
@@ -106,7 +107,7 @@ def bench_engine(context: typer.Context) -> None:
 
 @bench.command("stack")
 def bench_stack(
-    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a round.")] = 48,
@@ -130,7 +131,7 @@ def bench_stack(
 
 @bench.command("handoff")
 def bench_handoff(
-    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     tokens: Annotated[int, typer.Option(min=16, help="Length of the prompts.")] = 2000,
     rounds: Annotated[int, typer.Option(min=1, help="Prompts for each way, in turns.")] = 5,

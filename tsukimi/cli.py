@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from shared.io.models import DEFAULT_MODEL
 from shared.protocol.errors import TsukimiError
 from tsukimi.bench_command import bench
 from tsukimi.errors import ToolError
@@ -37,7 +38,7 @@ def up(
     cache: Annotated[int, typer.Option(min=0, help="Cache nodes.")] = 1,
     model: Annotated[
         str, typer.Option(help="Alias, Hugging Face folder or hub id; or `toy`.")
-    ] = "smollm2-135m",
+    ] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port, on 127.0.0.1.")] = 8000,
     threads: Annotated[
@@ -162,7 +163,7 @@ def logs(
 
 
 @app.command()
-def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")] = "smollm2-135m") -> None:
+def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")] = DEFAULT_MODEL) -> None:
     """Download and convert a model, so that `up` starts at once."""
     raise typer.Exit(
         subprocess.run([sys.executable, "-m", "shared.engine.weights.fetch", model], check=False).returncode

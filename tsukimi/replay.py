@@ -22,6 +22,7 @@ from shared.core.cache import machine as cache
 from shared.core.cache.config import CacheConfig
 from shared.core.conductor import events as conductor_events
 from shared.core.conductor import machine as conductor
+from shared.core.conductor.decode_policies import DECODE_POLICIES
 from shared.core.conductor.policies import POLICIES
 from shared.core.kv import block_events
 from shared.core.machine import Command, Event, MachineMade
@@ -46,6 +47,7 @@ class Replayable(Struct, frozen=True):
 
 def _conductor(config: conductor_events.ConductorConfig) -> conductor.ConductorMachine:
     register(POLICIES, config.policy, param="policy")
+    register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
     return conductor.ConductorMachine(config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shared.io.nats_bus import connect
 from shared.protocol.cluster import NodeInfo, NodeLoad, RollCall
+from shared.protocol.ids import Role
 from shared.protocol.subjects import ANNOUNCE, HEARTBEAT_ALL, ROLL_CALL
 from tsukimi.errors import ToolError
 from tsukimi.local.report import STYLES
@@ -23,7 +24,7 @@ LISTEN_S = 1.5
 """At most; three heartbeats."""
 SETTLE_S = 0.6
 """At least; one heartbeat, so that a node whose announcement was lost shows up by its beat."""
-ROLES = ("gateway", "conductor", "prefill", "decode", "cache")
+ROLES: tuple[Role, ...] = get_args(Role)
 COMPUTE = ("prefill", "decode")
 
 

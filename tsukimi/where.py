@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shared.io.config import DEFAULT_NATS_URL
 from tsukimi.local.rundir import ClusterState, RunDir
 
-DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_HTTP = "http://127.0.0.1:8000"
 
 
 def nats_url(given: str, run_dir: Path) -> str:
     state = _state(run_dir)
-    return given or (state.nats_url if state is not None else DEFAULT_NATS)
+    return given or (state.nats_url if state is not None else DEFAULT_NATS_URL)
 
 
 def http_url(given: str, run_dir: Path) -> str:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
-from shared.io.config import BaseConfig, PositiveS
-
-Share = Annotated[float, Meta(gt=0, le=1)]
+from shared.io.config import BaseConfig, Count, PositiveS, Share
 
 
 class CacheNodeConfig(BaseConfig, frozen=True, kw_only=True):
-    pool_bytes: Annotated[int, Meta(gt=0)] = 2 << 30
+    pool_bytes: Count = 2 << 30
     """Memory for blocks; all of it is taken at start."""
     eviction: str = "lru"
     """Which block goes when room is needed: lru, fifo, or `module:Class` of your own."""

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from services.conductor.config import Config
+from shared.core.conductor.decode_policies import DECODE_POLICIES
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -62,6 +63,7 @@ class ConductorApp:
         self._stage: Stage = "starting"
         try:
             register(POLICIES, config.policy, param="policy")
+            register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
             self._machine = ConductorMachine(config.machine())
         except Invalid as e:
             raise ConfigError(e.message, param=e.param) from e

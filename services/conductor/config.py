@@ -9,46 +9,45 @@ from msgspec import Meta
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.objectives import Objectives
 from shared.core.costs.links import Links
-from shared.io.config import BaseConfig
-
-Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
+from shared.io.config import BaseConfig, Count, CountOrZero, SecondsOrZero, ShareOrZero
 
 
 class Config(BaseConfig, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
     """kvcache_centric, cache_aware, load_balance, random, or `module:Class` of your own."""
+    decode_policy: str = "least_tbt"
+    """Which decode node goes on with a prompt: least_tbt, or `module:Class` of your own."""
     balancing_threshold: Annotated[float, Meta(ge=1)] = 1.0
     """A prefix held elsewhere is pulled if it is more than so many times as long as the local one."""
     seed: int = 0
     """For policies that draw lots."""
-    ttft_slo_s: Seconds = 0.0
+    ttft_slo_s: SecondsOrZero = 0.0
     """Refuse what is predicted to wait longer for its first token; 0: never."""
-    tbt_slo_s: Seconds = 0.0
+    tbt_slo_s: SecondsOrZero = 0.0
     """Refuse what is predicted to make its decode node's steps longer; 0: never."""
-    slo_min_samples: Count = 8
+    slo_min_samples: CountOrZero = 8
     """Measurements of a node below which its predictions refuse nobody while nodes are idle."""
-    slo_idle_refusals: Share = 0.5
+    slo_idle_refusals: ShareOrZero = 0.5
     """Largest share of what arrives while nodes are idle that may be refused."""
     nic_bytes_s: Annotated[float, Meta(gt=0)] = 1.25e9
     """Bytes per second between two machines."""
     shm_bytes_s: Annotated[float, Meta(gt=0)] = 4e9
     """Bytes per second between two processes of a machine."""
-    transfer_fixed_s: Seconds = 0.002
+    transfer_fixed_s: SecondsOrZero = 0.002
     """Time of a transfer whatever its size."""
-    inline_tokens: Count = 64
+    inline_tokens: CountOrZero = 64
     """Most uncached prompt tokens that a decode node may prefill itself; 0: none."""
     pool_answers: bool = True
     """Whether answers are kept in the pool, for the next turn."""
-    index_blocks: Annotated[int, Meta(ge=1)] = 4_000_000
+    index_blocks: Count = 4_000_000
     """Most blocks to remember the holders of."""
-    settle_s: Seconds = 0.5
+    settle_s: SecondsOrZero = 0.5
     """After a start, most time to hear from everybody before the first request is placed."""
 
     def machine(self) -> ConductorConfig:
         return ConductorConfig(
             policy=self.policy,
+            decode_policy=self.decode_policy,
             balancing_threshold=self.balancing_threshold,
             seed=self.seed,
             objectives=Objectives(

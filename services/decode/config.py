@@ -7,11 +7,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.core.worker.config import DecodeConfig
-from shared.io.config import PositiveS
+from shared.io.config import Count, PositiveS
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
-from shared.worker_node.config import Count, NodeConfig
+from shared.worker_node.config import NodeConfig
 
 
 class Config(NodeConfig, frozen=True, kw_only=True):

@@ -6,9 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.io.config import BaseConfig, PositiveS
-
-Positive = Annotated[int, Meta(ge=1)]
+from shared.io.config import BaseConfig, Count, PositiveS
 
 
 class GatewayConfig(BaseConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,11 +14,11 @@ class GatewayConfig(BaseConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Port of HTTP and WebSocket, on the address `bind`; 0: a free one."""
     model: str = ""
     """Where this machine has the model's tokenizer, if not where the nodes have it: an alias, folder or hub id."""
-    max_running: Positive = 512
+    max_running: Count = 512
     """Choices generated at once; requests beyond are answered 429."""
-    max_body_bytes: Positive = 1 << 20
+    max_body_bytes: Count = 1 << 20
     """Largest request body; larger ones are answered 413."""
-    buffer_bytes: Positive = 256 << 10
+    buffer_bytes: Count = 256 << 10
     """Text that may wait for one slow client; beyond, its request is cancelled."""
     keep_alive_s: PositiveS = 10.0
     """Silence on a stream after which a sign of life is sent."""

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from shared.core.worker.config import PrefillConfig
 from shared.engine.api import EngineConfig
+from shared.io.config import Count
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Incarnation
 from shared.protocol.model import ModelSpec
-from shared.worker_node.config import Count, NodeConfig
+from shared.worker_node.config import NodeConfig
 
 STEP_TOKENS = 512
 STAGED_STEP_TOKENS = 8192

@@ -11,6 +11,12 @@ from shared.core.worker.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.protocol.model import ModelSpec
 
+Progress = Callable[[str, float], None]
+"""Hears what is being done, and which fraction of it is."""
+OnLayer = Callable[[int], None]
+"""Hears that a layer of the step has been computed."""
+STAGING_BYTES = 64 << 20
+
 
 class EngineConfig(Struct, frozen=True):
     model: str
@@ -28,7 +34,7 @@ class EngineConfig(Struct, frozen=True):
     """What computes: auto, cpu, flashinfer; more in hardware.BACKENDS."""
     graph_rows: int = 64
     """Sequences of the largest decode step that is captured as a CUDA graph; 0: none is. On GPUs only."""
-    staging_bytes: int = 64 << 20
+    staging_bytes: int = STAGING_BYTES
     """Page-locked host memory that KV passes through between a GPU and the shared memory."""
     stages: int = 1
     """Processes that each compute a part of the layers; `threads` each."""

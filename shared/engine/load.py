@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.engine.api import Engine, EngineConfig
+from shared.engine.api import Engine, EngineConfig, Progress
 from shared.engine.torch_threads import sleep_when_idle
 from shared.engine.toy.engine import ToyEngine
 from shared.io.plugins import register
 from shared.protocol.errors import Invalid
 
-Progress = Callable[[str, float], None]
 """Told what is being done, and which fraction of it is."""
 Load = Callable[[EngineConfig, Progress], Engine]
 

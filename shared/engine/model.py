@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from shared.core.kv.block_keys import blocks_for, namespace_digest, unpack_token
 from shared.core.worker.steps import SequenceResult, SequenceStep
 from shared.dataplane.api import PageStore
 from shared.dataplane.memory.arena import Arena
-from shared.engine.api import EngineConfig, EngineLost
+from shared.engine.api import EngineConfig, EngineLost, OnLayer, Progress
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Span
 from shared.engine.device import fault_after_error, needs_memory
 from shared.engine.graphs.sizes import capture_sizes
@@ -41,8 +41,6 @@ from shared.text.grammar import Follower, file_tokenizer
 
 log = structlog.get_logger(__name__)
 
-Progress = Callable[[str, float], None]
-OnLayer = Callable[[int], None]
 
 _STAGES_NEED = (
     "only models that the lean path computes, on the CPU with the C++ kernels, can be cut into stages"

@@ -21,9 +21,17 @@ from shared.io.field_docs import field_docs, type_name
 from shared.protocol.errors import Invalid
 
 CONFIG_EXIT_CODE = 78
-"""EX_CONFIG of sysexits.h."""
+"""EX_CONFIG of sysexits.h. Whoever restarts processes leaves one that ended so: it would loop for ever."""
 
+DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
+"""Where the bus is, unless somebody says otherwise."""
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrZero = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+ShareOrZero = Annotated[float, Meta(ge=0, le=1)]
 PositiveS = Annotated[float, Meta(gt=0)]
+SecondsOrZero = Annotated[float, Meta(ge=0)]
 
 
 class ConfigError(Invalid):
@@ -39,7 +47,7 @@ class BaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     node: str = ""
     """Name of this node, unique in the cluster and kept over restarts (default: the role and `-0`)."""
-    nats_url: str = "nats://127.0.0.1:4222"
+    nats_url: str = DEFAULT_NATS_URL
     """Where the control bus is."""
     host: str = ""
     """Identity of this machine: nodes with equal ones use shared memory between them (default: the host name)."""
@@ -53,11 +61,11 @@ class BaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time between heartbeats."""
     lost_after_s: PositiveS = 2.0
     """A node silent for so long counts as lost."""
-    grace_s: Annotated[float, Meta(ge=0)] = 10.0
+    grace_s: SecondsOrZero = 10.0
     """Time to finish running work after SIGTERM."""
     record: str = ""
     """File to log every event and command of the node's machine to; empty: none."""
-    parent_pid: Annotated[int, Meta(ge=0)] = 0
+    parent_pid: CountOrZero = 0
     """End when this process has ended; 0: never."""
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import structlog
 from msgspec import Struct
@@ -22,6 +22,11 @@ Respond = Callable[[str, bytes, str], Awaitable[None]]
 """Send bytes to a reply subject; word that nobody was there for them goes to the subject given last, if any is."""
 Watch = Callable[[Callable[[], None]], AbstractContextManager[str]]
 """While the block runs, a subject for such word, each of which calls the function."""
+Counted = Literal[
+    "messages_refused", "messages_undecodable", "handler_bugs", "handlers_cancelled", "replies_too_large", "replies_lost",
+]  # fmt: skip
+COUNTERS: tuple[Counted, ...] = get_args(Counted)
+"""Monotonic totals of every bus."""
 
 
 class Inbound(Struct, frozen=True):
@@ -51,7 +56,7 @@ class Dispatcher:
         self._max_payload_bytes = max_payload_bytes
         self._max_handlers = max_handlers
         self._running: set[asyncio.Task[None]] = set()
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[Counted] = Counter()
 
     def concurrent(self, type_: Any, handler: AsyncHandler) -> Callable[[Inbound], None]:
         """What takes each message of a subscription and runs the handler beside the others."""
@@ -163,7 +168,7 @@ class Dispatcher:
             return False
         return True
 
-    def _count(self, what: str, inbound: Inbound, **more: Any) -> None:
+    def _count(self, what: Counted, inbound: Inbound, **more: Any) -> None:
         """Count; log the first and every hundredth, for a flood of them must not become a flood of lines."""
         self.counters[what] += 1
         if self.counters[what] % 100 == 1:

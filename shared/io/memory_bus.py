@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.io.bus import AsyncHandler, OrderedHandler
-from shared.io.dispatch import Dispatcher, Inbound, too_large
+from shared.io.dispatch import COUNTERS, Dispatcher, Inbound, too_large
 from shared.io.replies import Replies, decode_reply
 from shared.protocol.errors import DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol.wire import encode
@@ -127,7 +127,7 @@ class MemoryBus:
 
     @property
     def counters(self) -> dict[str, float]:
-        return dict(self._dispatcher.counters)
+        return {name: self._dispatcher.counters[name] for name in COUNTERS}
 
     async def publish(self, subject: str, message: Any) -> None:
         self._publish(Inbound(subject, self._encode(message)))

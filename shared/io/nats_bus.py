@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import nats.errors
 import structlog
@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from shared.io import dispatch
 from shared.io.bus import AsyncHandler, OrderedHandler
 from shared.io.dispatch import Dispatcher, Inbound, too_large
 from shared.io.nats_errors import translated
@@ -41,6 +42,9 @@ SETTLE_S = 5.0
 INBOX_MESSAGES = 1 << 16
 INBOX_BYTES = 64 << 20
 """What may wait for a subscription's turn on the event loop; more is dropped and counted as messages_dropped."""
+Counted = Literal["messages_dropped", "bus_errors", "reconnects"]
+COUNTERS: tuple[Counted, ...] = get_args(Counted)
+"""Monotonic totals of a connection, beside those of dispatch."""
 
 
 async def connect(
@@ -85,7 +89,7 @@ class NatsBus:
         self._up = False
         self._closing = False
         self._close_timeout_s = close_timeout_s
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[Counted] = Counter()
         self._said_at = 0.0
         self._found_at = -SETTLE_S
 
@@ -146,7 +150,8 @@ class NatsBus:
 
     @property
     def counters(self) -> dict[str, float]:
-        return dict(self._counters + self._dispatcher.counters)
+        own, handling = self._counters, self._dispatcher.counters
+        return {name: own[name] for name in COUNTERS} | {name: handling[name] for name in dispatch.COUNTERS}
 
     async def publish(self, subject: str, message: Any) -> None:
         await self._publish(subject, self._encode(message))

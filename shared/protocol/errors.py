@@ -82,6 +82,14 @@ class Internal(TsukimiError):
     code = "internal"
 
 
+RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
+
+
+def retry_within_reason(seconds: float) -> float:
+    """A computed time to the next try, within what is sensible to tell a client."""
+    return min(max(seconds, RETRY_LEAST_S), RETRY_MOST_S)
+
+
 class WireError(Struct, frozen=True, tag="error"):
     """An error as a message."""
 

@@ -49,6 +49,10 @@ def new_incarnation() -> Incarnation:
     return uuid.uuid4().hex[:16]
 
 
+REQUEST_ID_CHARS = 128
+"""Longest name that a client may give a request: it is in every log line and event of it."""
+
+
 def new_request_id() -> RequestId:
     return str(uuid.uuid4())
 

@@ -6,6 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+BIAS_MOST = 100.0
+"""Largest logit_bias, either way: it bans a token, or leaves nothing but its like."""
+TOP_LOGPROBS_MOST = 20
+"""Most likeliest tokens that are told with a drawn one."""
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 

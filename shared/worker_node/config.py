@@ -6,14 +6,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.engine.api import EngineConfig
-from shared.io.config import BaseConfig, PositiveS
-
-Count = Annotated[int, Meta(gt=0)]
+from shared.engine.api import STAGING_BYTES, EngineConfig
+from shared.io.config import BaseConfig, Count, CountOrZero, PositiveS
+from shared.io.models import DEFAULT_MODEL
 
 
 class NodeConfig(BaseConfig, frozen=True, kw_only=True):
-    model: str = "smollm2-135m"
+    model: str = DEFAULT_MODEL
     """Alias, folder in Hugging Face format, hub id, or `toy`."""
     engine: str = "auto"
     """What computes the model: auto, or `module:Class` of an engine of your own (engine.api.Engine)."""
@@ -23,7 +22,7 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     """Tokens of one KV block; the same on all nodes."""
     kv_bytes: Count = 1 << 30
     """Memory for KV pages; all of it is taken at start."""
-    threads: Annotated[int, Meta(ge=0)] = 0
+    threads: CountOrZero = 0
     """Of the engine; 0: the library's default."""
     salt: str = ""
     """Separates KV namespaces, e.g. of tenants; the same on all nodes."""
@@ -32,7 +31,7 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     graph_rows: Annotated[int, Meta(ge=0, le=1024)] = 64
     """On a GPU: sequences of the largest decode step that is captured as a CUDA graph, at start; larger ones are launched
     kernel by kernel. 0: all are."""
-    staging_bytes: Annotated[int, Meta(ge=1 << 20)] = 64 << 20
+    staging_bytes: Annotated[int, Meta(ge=1 << 20)] = STAGING_BYTES
     """On a GPU: page-locked host memory that KV passes through to and from the shared memory."""
     max_waiting: Count = 256
     """Requests beyond the running ones that are taken in; more are refused as overloaded."""

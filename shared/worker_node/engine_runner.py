@@ -12,13 +12,12 @@ import structlog
 from msgspec import Struct
 
 from shared.core.worker.steps import RunStep, StepDone, StepFailed
-from shared.engine.api import Engine, EngineLost
+from shared.engine.api import Engine, EngineLost, OnLayer
 
 JOIN_S = 2.0
 
 log = structlog.get_logger(__name__)
 
-OnLayer = Callable[[int], None]
 
 
 class _Step(Struct):

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import structlog
@@ -33,7 +33,7 @@ from shared.core.worker.transfers import (
 from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
 from shared.dataplane.memory.arena import Arena
 from shared.dataplane.wire.hello import Identity
-from shared.engine.api import Engine, EngineLost
+from shared.engine.api import Engine, EngineLost, Progress
 from shared.engine.load import load_engine
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
@@ -53,8 +53,6 @@ from shared.worker_node.calibrate import calibrate
 from shared.worker_node.config import NodeConfig
 from shared.worker_node.engine_runner import EngineRunner
 from shared.worker_node.kv_streams import KVStreams
-
-Progress = Callable[[str, float], None]
 
 TICK_S = 0.2
 PROGRESS_S = 0.5

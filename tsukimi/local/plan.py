@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from shared.io.models import DEFAULT_MODEL
 from shared.protocol.ids import Role
 from tsukimi.errors import ToolError
 from tsukimi.local import nats
@@ -44,7 +45,7 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
     """Processes of each prefill node."""
     decode: int = 1
     cache: int = 1
-    model: str = "smollm2-135m"
+    model: str = DEFAULT_MODEL
     dtype: str = "auto"
     port: int = 8000
     threads: int = 0

@@ -13,8 +13,8 @@ import signal
 from msgspec import Struct
 
 from shared.core.machine import Command, Event
+from shared.io.config import CONFIG_EXIT_CODE
 from tsukimi.local.supervision_events import (
-    CONFIG_ERROR,
     Finish,
     LaunchAsked,
     Phase,
@@ -171,7 +171,7 @@ class Supervisor:
         if self._stopping:
             return [ShowStage(name, "stopped"), *self._next_wave(now)]
         s.failures = 0 if s.ready_this_life else s.failures + 1
-        if code == CONFIG_ERROR:
+        if code == CONFIG_EXIT_CODE:
             return self._give_up(name, "cannot work with its configuration (exit code 78)", now)
         if s.failures >= self._policy.give_up_after:
             return self._give_up(name, f"{how}, {s.failures} times in a row without becoming ready", now)

@@ -8,9 +8,6 @@ from msgspec import Struct
 
 from shared.core.machine import Command, Event
 
-CONFIG_ERROR = 78
-"""Exit code of a service whose configuration can never work: restarting it would loop for ever."""
-
 Phase = Literal["waiting", "starting", "running", "backing_off", "gone"]
 
 

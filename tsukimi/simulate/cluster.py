@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shared.core.conductor.decode_policies import DECODE_POLICIES
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -64,6 +65,7 @@ class SimulatedCluster:
         self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
         self.measures = Measures(requests)
         register(POLICIES, config.policy, param="policy")
+        register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
         self.conductor = ConductorMachine(_conductor_config(config))
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}
@@ -224,6 +226,7 @@ def _ref(role: Role, number: int, host: str) -> NodeRef:
 def _conductor_config(config: SimulationConfig) -> ConductorConfig:
     return ConductorConfig(
         policy=config.policy,
+        decode_policy=config.decode_policy,
         balancing_threshold=config.balancing_threshold,
         seed=config.seed,
         objectives=Objectives(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s),

@@ -17,6 +17,9 @@ def simulate(
         str, typer.Option(help="The conductor's policy: a name, or module:Class.")
     ] = "kvcache_centric",
     *,
+    decode_policy: Annotated[
+        str, typer.Option(help="Which decode node goes on: a name, or module:Class.")
+    ] = "least_tbt",
     prefill: Annotated[int, typer.Option(min=1, help="Prefill nodes, each with a cache node.")] = 8,
     decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 8,
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
@@ -65,6 +68,7 @@ def simulate(
 
     config = SimulationConfig(
         policy=policy,
+        decode_policy=decode_policy,
         prefill=prefill,
         decode=decode,
         balancing_threshold=balancing_threshold,

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 class SimulationConfig(Struct, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
+    decode_policy: str = "least_tbt"
     prefill: int = 8
     """Prefill nodes, each on a host of its own with a cache node."""
     decode: int = 8

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tsukimi.simulate.cluster import SimulatedCluster
+from tsukimi.simulate.config import SimulationConfig
 
 
 def report(cluster: SimulatedCluster) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def report(cluster: SimulatedCluster) -> dict[str, Any]:
     end_s = cluster.ended_s
     over_cards, over_memory = cluster.hosts.moved_bytes()
     return {
-        "config": msgspec.to_builtins(config),
+        "config": _told(config),
         **measures.summary(),
         "goodput": measures.goodput(config.ttft_slo_s, config.tbt_slo_s),
         "simulated_s": end_s,
@@ -34,6 +35,15 @@ def report(cluster: SimulatedCluster) -> dict[str, Any]:
         },
         "caches": {name: dict(cache.machine.counters) for name, cache in cluster.caches.items()},
     }
+
+
+def _told(config: SimulationConfig) -> dict[str, Any]:
+    """The configuration, without a decode policy where it is the usual one: so it is in results from before there were
+    others, and equal runs have equal results."""
+    told: dict[str, Any] = msgspec.to_builtins(config)
+    if config.decode_policy == SimulationConfig().decode_policy:
+        del told["decode_policy"]
+    return told
 
 
 def to_json(result: dict[str, Any]) -> bytes:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from services.gateway.api.structured import StructuredBody
+from shared.protocol.sampling import TOP_LOGPROBS_MOST
 
 CHOICES_MOST = 128
-TOP_LOGPROBS_MOST = 20
 STOPS_MOST = 16
 STOP_CHARS_MOST = 1024
 
@@ -17,7 +17,7 @@ BIASES_MOST = 1024
 STOP_IDS_MOST = 256
 REPETITION_MOST = 100.0
 
-Count = Annotated[int, Meta(ge=1)]
+TokenCount = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MOST)]
 
@@ -29,7 +29,7 @@ class StreamOptions(Struct, frozen=True):
 class CommonBody(StructuredBody, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
     """Extension: may be left out where only one is served."""
-    max_tokens: Count | None = None
+    max_tokens: TokenCount | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
@@ -81,7 +81,7 @@ class Message(Media, frozen=True, omit_defaults=True):
 
 class ChatBody(CommonBody, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MOST)] | None = None
     reasoning_effort: str | None = None

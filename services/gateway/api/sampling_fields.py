@@ -9,13 +9,12 @@ from services.gateway.api.openai_requests import ChatBody, CommonBody, Completio
 from services.gateway.api.structured import Asked
 from shared.protocol.errors import Invalid
 from shared.protocol.model import ModelSpec
-from shared.protocol.sampling import SamplingParams
+from shared.protocol.sampling import BIAS_MOST, SamplingParams
 from shared.text.text import SamplingDefaults
 
 T = TypeVar("T")
 
 U64 = (1 << 64) - 1
-BIAS_MOST = 100.0
 
 
 def check_bias(bias: Mapping[str, Any]) -> None:
@@ -24,9 +23,8 @@ def check_bias(bias: Mapping[str, Any]) -> None:
         if not (key.isascii() and key.isdigit() and len(key) < 10 and key == str(int(key))):
             raise Invalid(f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= BIAS_MOST:
-            raise Invalid(
-                f"logit_bias: that of token {key} must be a number from -100 to 100", param="logit_bias"
-            )
+            bounds = f"a number from -{BIAS_MOST:g} to {BIAS_MOST:g}"
+            raise Invalid(f"logit_bias: that of token {key} must be {bounds}", param="logit_bias")
 
 
 def sampling_of(

@@ -12,13 +12,12 @@ import msgspec
 from services.gateway.api.errors import error_object, retry_after, status_of
 from services.gateway.generation.generation import Generation
 from shared.protocol.errors import Cancelled, TooLarge, TsukimiError
-from shared.protocol.ids import new_request_id
+from shared.protocol.ids import REQUEST_ID_CHARS, new_request_id
 
 TRANSPORT = "tsukimi.transport"
 """Scope extension under which the server leaves the connection's transport."""
 DISCARD_BODIES = 16
 """Of a too large body so many times the limit is read and thrown away, so that the client gets to read why."""
-REQUEST_ID_CHARS = 128
 
 
 class Connection:

@@ -16,12 +16,10 @@ from shared.io.bus import Bus, Stream
 from shared.protocol import subjects
 from shared.protocol.errors import Internal, Invalid, TooLarge, TsukimiError, WireError
 from shared.protocol.generate import GenerateCall, GenerateCancel, GenerateEvent
-from shared.protocol.ids import RequestId, new_request_id
+from shared.protocol.ids import REQUEST_ID_CHARS, RequestId, new_request_id
 from shared.protocol.wire import Undecoded
 
 SIGN_OF_LIFE: list[Any] = [None]
-ID_CHARS = 128
-"""Longest name of a generation: it is in every event."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +69,7 @@ class NatsFront:
         error: WireError | None = None
         try:
             call: GenerateCall = decoded(message, GenerateCall)
-            id_ = call.id[:ID_CHARS] or new_request_id()
+            id_ = call.id[:REQUEST_ID_CHARS] or new_request_id()
             self._require_small(call, message)
 
             async def body() -> dict[str, Any]:
@@ -93,8 +91,8 @@ class NatsFront:
         yield encode(GenerateEvent(id_, seq, last=True, error=error))
 
     def _require_small(self, call: GenerateCall, message: Undecoded) -> None:
-        if len(call.id) > ID_CHARS:
-            raise Invalid(f"id: {len(call.id)} characters; at most {ID_CHARS} are allowed", param="id")
+        if len(call.id) > REQUEST_ID_CHARS:
+            raise Invalid(f"id: {len(call.id)} characters; at most {REQUEST_ID_CHARS} are allowed", param="id")
         size_bytes, most_bytes = len(message.data), self._gateway.config.max_body_bytes
         if size_bytes > most_bytes:
             raise TooLarge(f"the call of {size_bytes} bytes exceeds the limit of {most_bytes} bytes")

@@ -1,4 +1,4 @@
-"""What a gateway counts. At all times: started = ok + error + aborted + rejected + running."""
+"""What a gateway counts and shows. At all times: started = ok + error + aborted + rejected + running."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.gateway.generation.generation import Generation
+from services.gateway.generation.node_metrics import LOADS, ROWS, UP, NodeMetric, node_metric
 from shared.core.conductor.membership import Member
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, Unavailable
 
@@ -76,6 +77,11 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+    def families(self) -> Iterator[Metric]:
+        """Every family that may be shown."""
+        for collector in tuple(self._registry._collector_to_names):
+            yield from collector.describe()  # type: ignore[attr-defined]
 
     def count(self, event: str, by: int = 1) -> None:
         self._events.labels(event).inc(by)
@@ -174,31 +180,38 @@ def outcome_of(error: BaseException | None, began: bool) -> Outcome:
 
 
 class NodeCollector(Collector):
-    """The nodes' own totals and loads, as their last heartbeats told them."""
+    """The nodes' own totals and loads, as their last heartbeats told them; see node_metrics."""
 
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self._members = members
 
-    def collect(self) -> Iterator[Metric]:
-        counters = CounterMetricFamily(
-            "tsukimi_node", "A node's own totals", labels=["node", "role", "counter"]
-        )
-        load = GaugeMetricFamily("tsukimi_node_load", "A node's load", labels=["node", "role", "what"])
-        up = GaugeMetricFamily("tsukimi_node_up", "1 while heartbeats come", labels=["node", "role"])
+    def describe(self) -> list[Metric]:
+        """Every family that may be collected, without samples."""
+        rows = [UP, *LOADS.values(), *(row for rows in ROWS.values() for row in rows.values())]
+        return list({row.family: _family(row) for row in (*rows, node_metric("gateway", ""))}.values())
+
+    def collect(self) -> list[Metric]:
+        """The families that some node reports to."""
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+
+        def add(member: Member, row: NodeMetric, value: float) -> None:
+            family = families.setdefault(row.family, _family(row))
+            labels = [member.ref.node, member.info.role, *(row.label[1:] if row.label else ())]
+            family.add_metric(labels, value)
+
         for member in self._members():
-            who = [member.ref.node, member.info.role]
-            up.add_metric(who, float(member.alive))
-            if member.load is None:
+            add(member, UP, float(member.alive))
+            if (load := member.load) is None:
                 continue
-            for name, value in sorted(member.load.counters.items()):
-                counters.add_metric([*who, name], value)
-            for what in (
-                "running",
-                "waiting",
-                "kv_blocks_held",
-                "kv_blocks_cached",
-                "queue_s",
-                "batch_tokens",
-            ):
-                load.add_metric([*who, what], float(getattr(member.load, what)))
-        return iter((counters, load, up))
+            for field, row in LOADS.items():
+                add(member, row, float(getattr(load, field)))
+            for counter, value in sorted(load.counters.items()):
+                add(member, node_metric(member.info.role, counter), value)
+        return [families[name] for name in sorted(families)]
+
+
+def _family(row: NodeMetric) -> GaugeMetricFamily | CounterMetricFamily:
+    labels = ["node", "role", *(row.label[:1] if row.label else ())]
+    if row.kind == "gauge":
+        return GaugeMetricFamily(row.family, row.help, labels=labels)
+    return CounterMetricFamily(row.family, row.help, labels=labels)

@@ -13,9 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from shared.core.conductor.objectives import Objectives
+from shared.protocol.errors import retry_within_reason
 
-RETRY_LEAST_S = 0.1
-RETRY_MOST_S = 60.0
 TYPICAL_TOKENS = 128
 """Tokens that a running sequence is assumed to have left; the real number is unknown."""
 
@@ -88,5 +87,5 @@ class Admission:
 
 
 def retry_after(seconds: float) -> float:
-    """Clamp a predicted wait to RETRY_LEAST_S .. RETRY_MOST_S, in seconds."""
-    return round(min(max(seconds, RETRY_LEAST_S), RETRY_MOST_S), 3)
+    """Clamp a predicted wait to what clients may be told (protocol.errors), in seconds to the millisecond."""
+    return round(retry_within_reason(seconds), 3)

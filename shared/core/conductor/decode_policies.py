@@ -1,16 +1,23 @@
-"""Which decode node goes on with a prompt, and whether it had better prefill the prompt itself."""
+"""Which decode node goes on with a prompt, behind one protocol, and whether it had better prefill the prompt itself.
+
+A decode policy sees the decode nodes that could take the sequence, and names one. It is pure: the same view gives the
+same choice. It is not asked where a decode node prefills by itself: there the least predicted TTFT decides (InlineRule).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from shared.core.conductor.policies import PolicyOptions
 from shared.core.costs.model import compute_s, load_s, step_s
 from shared.protocol.cluster import CostCoefficients
+from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
 
 
-class Decoder:
+class DecodeCandidate:
     """A decode node that could take the sequence now."""
 
     __slots__ = ("cost", "free_blocks", "host", "kv_tokens", "local_blocks", "ref", "requests")
@@ -37,16 +44,55 @@ class Decoder:
         """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
 
 
-def predicted_tbt_s(decoder: Decoder, prompt_tokens: int) -> float:
-    """One step of its batch with this sequence in it."""
-    return step_s(decoder.cost, decoder.requests + 1, decoder.kv_tokens + prompt_tokens)
+@dataclass(slots=True)
+class DecodeView:
+    """What a decode policy decides on. There is at least one candidate."""
+
+    prompt_tokens: int
+    blocks: int
+    """Room that the prompt and its first token need."""
+    candidates: Sequence[DecodeCandidate]
+
+    def with_room(self) -> Sequence[DecodeCandidate]:
+        """Those with room for the prompt now, in order; all, if none has."""
+        return [c for c in self.candidates if c.free_blocks >= self.blocks] or self.candidates
+
+    def tbt_s(self, candidate: DecodeCandidate) -> float:
+        """Predicted time of one step of its batch with this sequence in it."""
+        return predicted_tbt_s(candidate, self.prompt_tokens)
 
 
-def choose_decoder(decoders: Sequence[Decoder], prompt_tokens: int, blocks: int) -> Decoder:
+class DecodePolicy(Protocol):
+    def choose(self, view: DecodeView) -> DecodeCandidate:
+        """One of the view's candidates."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class LeastTbt:
     """Least predicted time between tokens, among those with room if any has; equal ones: the first."""
-    roomy = [d for d in decoders if d.free_blocks >= blocks] or decoders
-    tbt_s = [step_s(d.cost, d.requests + 1, d.kv_tokens + prompt_tokens) for d in roomy]
-    return roomy[tbt_s.index(min(tbt_s))]
+
+    def choose(self, view: DecodeView) -> DecodeCandidate:
+        return min(view.with_room(), key=view.tbt_s)
+
+
+DECODE_POLICIES: dict[str, Callable[[PolicyOptions], DecodePolicy]] = {"least_tbt": lambda options: LeastTbt()}
+"""By name. Each makes a policy from the options."""
+
+
+def decode_policy_named(name: str, options: PolicyOptions) -> DecodePolicy:
+    """A registered policy. Shells register a user's own class as `module:Class` (io.plugins). Raises Invalid."""
+    if name not in DECODE_POLICIES:
+        known = ", ".join(DECODE_POLICIES)
+        raise Invalid(
+            f"decode_policy is {name!r}: it must be one of {known}, or module:Class", param="decode_policy"
+        )
+    return DECODE_POLICIES[name](options)
+
+
+def predicted_tbt_s(candidate: DecodeCandidate, prompt_tokens: int) -> float:
+    """One step of its batch with this sequence in it."""
+    return step_s(candidate.cost, candidate.requests + 1, candidate.kv_tokens + prompt_tokens)
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,14 +104,14 @@ class InlineRule:
     tbt_slo_s: float = 0.0
     """Step time that an inlined prefill must not push the batch over; 0: none."""
 
-    def ttft_s(self, decoder: Decoder, prompt_tokens: int, block_tokens: int) -> float:
-        """Predicted time to first token of a prefill inlined into the decoder's batch; infinite: do not."""
-        cached = decoder.local_blocks * block_tokens
+    def ttft_s(self, candidate: DecodeCandidate, prompt_tokens: int, block_tokens: int) -> float:
+        """Predicted time to first token of a prefill inlined into the candidate's batch; infinite: do not."""
+        cached = candidate.local_blocks * block_tokens
         left = prompt_tokens - cached
         if left > self.max_tokens:
             return float("inf")
-        wait_s = step_s(decoder.cost, decoder.requests, decoder.kv_tokens) if decoder.requests else 0.0
-        own_s = compute_s(decoder.cost, cached, left)
+        wait_s = step_s(candidate.cost, candidate.requests, candidate.kv_tokens) if candidate.requests else 0.0
+        own_s = compute_s(candidate.cost, cached, left)
         if self.tbt_slo_s > 0.0 and wait_s + own_s > self.tbt_slo_s:
             return float("inf")
-        return wait_s + load_s(decoder.cost, cached) + own_s
+        return wait_s + load_s(candidate.cost, cached) + own_s

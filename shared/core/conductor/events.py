@@ -35,6 +35,8 @@ class ConductorConfig(Struct, frozen=True):
     stale_s: float = 5.0
     """A load report older than this says nothing."""
     index_blocks: int = 4_000_000
+    decode_policy: str = "least_tbt"
+    """A name in core.conductor.decode_policies.DECODE_POLICIES, or `module:Class`."""
 
 
 # -- events ----------------------------------------------------------------------------------------------------------

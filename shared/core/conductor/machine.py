@@ -12,6 +12,7 @@ from typing import Any
 
 from shared.core.conductor.block_index import BlockIndex
 from shared.core.conductor.block_sync import BlockSync
+from shared.core.conductor.decode_policies import decode_policy_named
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -64,7 +65,13 @@ class ConductorMachine:
         self.index = BlockIndex(config.index_blocks)
         self.streams = BlockSync(self.index)
         self.registry = NodeRegistry(config.stale_s, config.prior)
-        self._scheduler = Scheduler(config, policy or policy_named(config.policy, options), self.registry, self.index)
+        self._scheduler = Scheduler(
+            config,
+            policy or policy_named(config.policy, options),
+            decode_policy_named(config.decode_policy, options),
+            self.registry,
+            self.index,
+        )
         self._rolled_s = float("-inf")
         self.placed = 0
         self.refused = 0

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from shared.core.conductor.admission import Admission, Outlook, retry_after
 from shared.core.conductor.block_index import BlockIndex, Match
-from shared.core.conductor.decode_policies import Decoder, InlineRule, choose_decoder, predicted_tbt_s
+from shared.core.conductor.decode_policies import (
+    DecodeCandidate,
+    DecodePolicy,
+    DecodeView,
+    InlineRule,
+    predicted_tbt_s,
+)
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.node_registry import ModelGroup, NodeRegistry, NodeState, usable
 from shared.core.conductor.policies import Policy
@@ -52,9 +58,17 @@ class _Plan:
 class Scheduler:
     """Places or refuses one request at a time; adds each assignment to its nodes' load estimates."""
 
-    def __init__(self, config: ConductorConfig, policy: Policy, registry: NodeRegistry, index: BlockIndex) -> None:
+    def __init__(
+        self,
+        config: ConductorConfig,
+        policy: Policy,
+        decode_policy: DecodePolicy,
+        registry: NodeRegistry,
+        index: BlockIndex,
+    ) -> None:
         self._config = config
         self._policy = policy
+        self._decode_policy = decode_policy
         self._registry = registry
         self._index = index
         self._rule = InlineRule(config.inline_tokens, config.objectives.tbt_s)
@@ -114,24 +128,24 @@ class Scheduler:
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def _plan(self, asked: _Asked) -> _Plan:
-        decoders = self._decoders(asked)
-        inline_ttft_s, inliner = self._best_inline(asked, decoders)
+        candidates = self._decode_candidates(asked)
+        inline_ttft_s, inline = self._best_inline(asked, candidates)
         if not asked.prefills:
-            assert inliner is not None
-            return self._inlined(asked, inliner, inline_ttft_s)
+            assert inline is not None
+            return self._inlined(asked, inline, inline_ttft_s)
         choice = self._choose(asked)
-        prompt, decoder, handoff_s = asked.request.prompt_tokens, None, 0.0
+        prompt, decoding, handoff_s = asked.request.prompt_tokens, None, 0.0
         if asked.request.max_new_tokens > 1:
-            decoder = choose_decoder(decoders, prompt, asked.blocks)
+            decoding = self._decode_policy.choose(DecodeView(prompt, asked.blocks, candidates))
             handoff_s = self._config.links.transfer_s(
                 prompt * (asked.group.block_bytes // asked.group.block_tokens),
-                decoder.host == choice.candidate.host,
+                decoding.host == choice.candidate.host,
             )
-        if inliner is not None and inline_ttft_s < choice.ttft_s + handoff_s:
-            return self._inlined(asked, inliner, inline_ttft_s)
+        if inline is not None and inline_ttft_s < choice.ttft_s + handoff_s:
+            return self._inlined(asked, inline, inline_ttft_s)
         return _Plan(
             prefill=asked.group.by_node[choice.candidate.ref.node],
-            decode=asked.group.by_node[decoder.ref.node] if decoder else None,
+            decode=asked.group.by_node[decoding.ref.node] if decoding else None,
             cached_blocks=choice.cached_blocks,
             remote=choice.remote,
             predicted=Prediction(
@@ -139,7 +153,7 @@ class Scheduler:
                 transfer_s=choice.transfer_s,
                 prefill_s=choice.prefill_s,
                 ttft_s=choice.ttft_s,
-                tbt_s=predicted_tbt_s(decoder, prompt) if decoder else 0.0,
+                tbt_s=predicted_tbt_s(decoding, prompt) if decoding else 0.0,
             ),
             reason=choice.reason,
         )
@@ -167,39 +181,43 @@ class Scheduler:
             )
         )
 
-    def _decoders(self, asked: _Asked) -> list[Decoder]:
-        match, block_tokens, decoders = asked.match, asked.group.block_tokens, []
+    def _decode_candidates(self, asked: _Asked) -> list[DecodeCandidate]:
+        match, block_tokens, candidates = asked.match, asked.group.block_tokens, []
         left = asked.request.prompt_tokens - len(match) * block_tokens
         worth_looking = left <= self._rule.max_tokens or not asked.prefills
         for p in asked.decodes:
             estimate = p.estimate
             free = p.info.kv_blocks - estimate.held_blocks - estimate.pending_tokens // block_tokens
             local = match.run_of_any(p.nearby) if worth_looking else 0
-            decoders.append(Decoder(p.ref, p.host, p.cost, estimate.requests, estimate.kv_tokens, free, local))
-        return decoders
+            candidates.append(
+                DecodeCandidate(p.ref, p.host, p.cost, estimate.requests, estimate.kv_tokens, free, local)
+            )
+        return candidates
 
-    def _best_inline(self, asked: _Asked, decoders: Sequence[Decoder]) -> tuple[float, Decoder | None]:
+    def _best_inline(
+        self, asked: _Asked, candidates: Sequence[DecodeCandidate]
+    ) -> tuple[float, DecodeCandidate | None]:
         """The decode node that would have the first token soonest, if any should prefill by itself."""
         prompt, block_tokens = asked.request.prompt_tokens, asked.group.block_tokens
         rule = self._rule if asked.prefills else InlineRule(max_tokens=prompt)
         if prompt - len(asked.match) * block_tokens > rule.max_tokens:
             return float("inf"), None
         best_s, best = float("inf"), None
-        for decoder in decoders:
-            ttft_s = rule.ttft_s(decoder, prompt, block_tokens)
+        for candidate in candidates:
+            ttft_s = rule.ttft_s(candidate, prompt, block_tokens)
             if ttft_s < best_s:
-                best_s, best = ttft_s, decoder
+                best_s, best = ttft_s, candidate
         return best_s, best
 
-    def _inlined(self, asked: _Asked, decoder: Decoder, ttft_s: float) -> _Plan:
-        tbt_s = predicted_tbt_s(decoder, asked.request.prompt_tokens)
+    def _inlined(self, asked: _Asked, candidate: DecodeCandidate, ttft_s: float) -> _Plan:
+        tbt_s = predicted_tbt_s(candidate, asked.request.prompt_tokens)
         return _Plan(
             prefill=None,
-            decode=asked.group.by_node[decoder.ref.node],
-            cached_blocks=decoder.local_blocks,
+            decode=asked.group.by_node[candidate.ref.node],
+            cached_blocks=candidate.local_blocks,
             remote=False,
             predicted=Prediction(prefill_s=ttft_s, ttft_s=ttft_s, tbt_s=tbt_s),
-            reason=f"prefilled where it is decoded: {decoder.local_blocks} blocks cached, little left to compute",
+            reason=f"prefilled where it is decoded: {candidate.local_blocks} blocks cached, little left to compute",
         )
 
     # -- deciding ----------------------------------------------------------------------------------------------------

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from shared.core.kv.block_keys import TOKEN_BYTES, blocks_for
 from shared.core.worker.config import WorkerConfig
-from shared.protocol.errors import Invalid, Overloaded, Refused, TooLarge, TsukimiError, Unavailable
+from shared.protocol.errors import (
+    Invalid,
+    Overloaded,
+    Refused,
+    TooLarge,
+    TsukimiError,
+    Unavailable,
+    retry_within_reason,
+)
 from shared.protocol.requests import PrefillJob, ReserveRequest
-
-RETRY_LEAST_S, RETRY_MOST_S = 0.1, 30.0
 
 
 def misfit(
@@ -63,4 +69,4 @@ def never_fits(config: WorkerConfig, tokens: int) -> TsukimiError | None:
 
 
 def overloaded(why: str, retry_after_s: float) -> Overloaded:
-    return Overloaded(why, retry_after_s=min(max(retry_after_s, RETRY_LEAST_S), RETRY_MOST_S))
+    return Overloaded(why, retry_after_s=retry_within_reason(retry_after_s))

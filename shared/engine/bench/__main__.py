@@ -20,6 +20,7 @@ from shared.engine.bench import stages as staged
 from shared.engine.bench.worker import Worker
 from shared.engine.hardware import cpu_computes_bfloat16
 from shared.engine.native.kernels import kernels
+from shared.io.models import DEFAULT_MODEL
 from shared.protocol.errors import Invalid
 
 DECODE_STEPS = 12
@@ -54,7 +55,7 @@ class EngineReport(Struct, frozen=True):
 
 def main(
     *,
-    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="Alias, Hugging Face folder or hub id.")] = DEFAULT_MODEL,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     peer_dtype: Annotated[str, typer.Option(help="transformers' format; default: the same.")] = "",
     threads: Annotated[

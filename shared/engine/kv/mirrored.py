@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shared.dataplane.memory.arena import Arena
+from shared.engine.api import STAGING_BYTES
 from shared.engine.attention.api import AttentionBatch
 from shared.engine.kv.paged import DTYPES, arena_pages
 from shared.engine.staging.lanes import Lane, lane_beside
@@ -20,7 +21,6 @@ from shared.protocol.errors import Invalid
 from shared.protocol.ids import AttemptId
 from shared.protocol.model import KVLayout
 
-STAGING_BYTES = 64 << 20
 _MOST_READERS = 64
 """Attempts remembered per page; beyond it a page is copied once more than it had to be."""
 

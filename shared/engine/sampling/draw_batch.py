@@ -12,9 +12,8 @@ import torch
 from msgspec import Struct
 
 from shared.engine.sampling.draw import uniform
-from shared.protocol.sampling import NO_TOKEN, SamplingParams, TokenLogprob
+from shared.protocol.sampling import NO_TOKEN, TOP_LOGPROBS_MOST, SamplingParams, TokenLogprob
 
-MAX_TOP_LOGPROBS = 20
 _FIRST_NUCLEUS = 1024
 """Likeliest tokens looked at for top_p before the whole row is sorted."""
 
@@ -150,7 +149,7 @@ def _logprobs(
         return []
     shifted = logits.double() - logits.amax(dim=1, keepdim=True)
     logprobs = shifted - shifted.exp().cumsum(dim=1)[:, -1:].log()
-    counts = [min(max(p.top_logprobs or 0, 0), MAX_TOP_LOGPROBS, logits.shape[1]) for p in params]
+    counts = [min(max(p.top_logprobs or 0, 0), TOP_LOGPROBS_MOST, logits.shape[1]) for p in params]
     best = logprobs.topk(max(counts), dim=1)
     result = []
     for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):

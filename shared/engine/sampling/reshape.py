@@ -13,11 +13,8 @@ import torch
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from shared.engine.sampling.bias import added
 from shared.protocol.sampling import SamplingParams
-
-BIAS_MOST = 100.0
-FORCE = 1e4
-"""Added for the greatest bias: more than logits ever differ."""
 
 Ids = NDArray[np.int64]
 
@@ -86,16 +83,10 @@ def _count(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    biased = [(i, id_, _force(bias)) for i, row in enumerate(rows) for id_, bias in row.params.logit_bias]
+    biased = [(i, id_, added(bias)) for i, row in enumerate(rows) for id_, bias in row.params.logit_bias]
     if biased:
         at = torch.tensor([(i, id_) for i, id_, _ in biased], device=logits.device).unbind(1)
         logits[at] += torch.tensor([bias for _, _, bias in biased], dtype=logits.dtype, device=logits.device)
-
-
-def _force(bias: float) -> float:
-    if bias <= -BIAS_MOST:
-        return -torch.inf
-    return FORCE if bias >= BIAS_MOST else bias
 
 
 def _restrict(logits: torch.Tensor, rows: Sequence[Row]) -> None:

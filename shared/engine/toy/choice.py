@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 from shared.core.kv.block_keys import TOKEN_BYTES, unpack_tokens
 from shared.core.worker.steps import SequenceStep
+from shared.engine.sampling.bias import added
 from shared.engine.sampling.draw import uniform
 from shared.protocol.sampling import NO_TOKEN, SamplingParams, TokenLogprob
 from shared.text.grammar import Follower, Next, byte_tokenizer
@@ -18,7 +19,6 @@ from shared.text.toy_text import BOS, EOS, ROLE, VOCAB_SIZE
 Logits = Mapping[int, float]
 """Token id -> logit; ids that are absent have probability 0."""
 
-BIAS_MOST, FORCE = 100.0, 1e4
 ABSENT = -50.0
 """Logit of an absent token, where a bias or a grammar calls for it."""
 _TASTE = {EOS: 9.0, **dict.fromkeys(b"]}", 8.0), ord('"'): 7.0, **dict.fromkeys(b",:", 3.0)}
@@ -49,10 +49,11 @@ def shape(logits: Logits, step: SequenceStep, follower: Follower, content: bytes
     for id_, bias in params.logit_bias:
         if not 0 <= id_ < VOCAB_SIZE:
             raise NoToken(f"logit_bias names tokens outside the vocabulary of {VOCAB_SIZE}")
-        if bias <= -BIAS_MOST:
+        more = added(bias)
+        if more == -math.inf:
             shaped.pop(id_, None)
         elif id_ in shaped or following is None:
-            shaped[id_] = shaped.get(id_, ABSENT) + (FORCE if bias >= BIAS_MOST else bias)
+            shaped[id_] = shaped.get(id_, ABSENT) + more
     if step.answered < params.min_tokens and not (following is not None and following.complete):
         for id_ in params.eos_token_ids:
             shaped.pop(id_, None)

@@ -15,7 +15,8 @@ from shared.protocol.sampling import SamplingParams
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from shared.engine.sampling.reshape import FORCE, Row, fault, reshape  # noqa: E402
+from shared.engine.sampling.bias import FORCE  # noqa: E402
+from shared.engine.sampling.reshape import Row, fault, reshape  # noqa: E402
 
 VOCAB = 60
 

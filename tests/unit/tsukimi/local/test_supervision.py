@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.machine import Command, Event
+from shared.io.config import CONFIG_EXIT_CODE
 from tsukimi.local.supervision import RestartPolicy, Supervisor, describe_exit
 from tsukimi.local.supervision_events import (
-    CONFIG_ERROR,
     Finish,
     LaunchAsked,
     ProcessExited,
@@ -109,7 +109,7 @@ def test_a_dead_service_comes_back_after_a_growing_delay() -> None:
 def test_a_configuration_error_is_not_retried() -> None:
     cluster = Cluster()
     cluster.start_all()
-    commands = cluster.feed(ProcessExited(name="decode-0", code=CONFIG_ERROR))
+    commands = cluster.feed(ProcessExited(name="decode-0", code=CONFIG_EXIT_CODE))
     (failure,) = only(commands, ReportFailure)
     assert isinstance(failure, ReportFailure)
     assert failure.name == "decode-0"
@@ -213,7 +213,7 @@ def test_ends_are_told_in_words() -> None:
 events = st.one_of(
     st.builds(ProcessStarted, name=st.sampled_from(NAMES), pid=st.integers(1, 5)),
     st.builds(StartFailed, name=st.sampled_from(NAMES), error=st.just("no")),
-    st.builds(ProcessExited, name=st.sampled_from(NAMES), code=st.sampled_from([0, 1, -9, CONFIG_ERROR])),
+    st.builds(ProcessExited, name=st.sampled_from(NAMES), code=st.sampled_from([0, 1, -9, CONFIG_EXIT_CODE])),
     st.builds(
         StageSeen,
         name=st.sampled_from(NAMES),

@@ -289,7 +289,7 @@ async def test_every_request_is_counted_once(cluster: FakeCluster) -> None:
     }
     assert counted == {"ok": 1, "error": 1, "rejected": 1, "aborted": 1}
     text = (await cluster.http.get("/metrics")).text
-    assert 'tsukimi_node_total{counter="steps",node="decode-0",role="decode"} 7.0' in text
+    assert 'tsukimi_worker_steps_total{node="decode-0",role="decode"} 7.0' in text
     assert 'tsukimi_node_up{node="prefill-0",role="prefill"} 1.0' in text
 
 
