@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from tsukimi.errors import ToolError
@@ -51,8 +50,8 @@ def can_bind(host: str, port: int) -> bool:
     return True
 
 
-def arguments(binary: str, port: int, store: Path) -> Iterable[str]:
-    return (binary, "--addr", HOST, "--port", str(port), "--jetstream", "--store_dir", str(store))
+def arguments(binary: str, port: int) -> tuple[str, ...]:
+    return (binary, "--addr", HOST, "--port", str(port))
 
 
 async def answers(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -95,9 +94,7 @@ def threads_each(options: ClusterOptions, cores: int) -> int:
     return options.threads or max(1, cores // max(1, computing))
 
 
-def plan(
-    options: ClusterOptions, nats_port: int, nats_store: Path, nats_binary: str
-) -> tuple[ServiceSpec, ...]:
+def plan(options: ClusterOptions, nats_port: int, nats_binary: str) -> tuple[ServiceSpec, ...]:
     """All processes: nats-server first and last to go; the gateway first to go, so that its streams can end."""
     compute = {
         "model": options.model, "dtype": options.dtype, "kv_bytes": str(options.kv_bytes),
@@ -113,9 +110,7 @@ def plan(
         ("gateway", 1, {"port": str(options.port), "model": options.model}),
     ]
     url = f"nats://{nats.HOST}:{nats_port}"
-    server = ServiceSpec(
-        name=NATS, argv=tuple(nats.arguments(nats_binary, nats_port, nats_store)), stop_wave=2, grace_s=5.0
-    )
+    server = ServiceSpec(name=NATS, argv=nats.arguments(nats_binary, nats_port), stop_wave=2, grace_s=5.0)
     services = [
         _service(options, role, f"{role}-{i}", {"nats_url": url, **fields})
         for role, count, fields in nodes

@@ -39,7 +39,6 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
-        self.nats_store = path / "nats"
         self._state = path / "cluster.json"
         self._lock: IO[bytes] | None = None
 
@@ -73,7 +72,6 @@ class RunDir:
 
     def release(self, *, keep_state: bool) -> None:
         """Idempotent. A failed cluster keeps its state, which says why."""
-        shutil.rmtree(self.nats_store, ignore_errors=True)
         if not keep_state:
             self._state.unlink(missing_ok=True)
         if self._lock is not None:
@@ -116,7 +114,6 @@ class RunDir:
     def forget(self) -> None:
         """Drop what is written down of a cluster that is gone."""
         self._state.unlink(missing_ok=True)
-        shutil.rmtree(self.nats_store, ignore_errors=True)
 
     def already_running(self) -> str:
         state = self.read()

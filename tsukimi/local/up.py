@@ -31,7 +31,7 @@ def up(options: ClusterOptions, run_dir: RunDir, console: Console) -> int:
         preflight(options)
         model = fetch_model(options.model)
         port = nats.free_port()
-        specs = plan(options, port, run_dir.nats_store, nats.find_binary())
+        specs = plan(options, port, nats.find_binary())
         addresses = Addresses(nats_port=port, http_host=HTTP_HOST, http_port=options.port)
         report = make_report(console)
         try:
