@@ -1,6 +1,6 @@
 """Request traces in the format of the Mooncake papers: one JSON object a line.
 
-    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+    {"timestamp": 27482, "input_length": 1355, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
 Timestamps are milliseconds and never decrease; hash_ids name the prompt's blocks of 512 tokens, the last one maybe
 partial, each id for a block and everything before it. Ids are 64-bit and kept exactly.
