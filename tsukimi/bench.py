@@ -1,4 +1,4 @@
-"""`tsukimi bench prefix`: what finding a prefix in the KVCache pool saves, cold against warm in one run."""
+"""`tsukimi bench prefix`: the time saved by a prefix in the KVCache pool, cold against warm in one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsukimi.errors import ToolError
 from tsukimi.prompts import never_seen, text, words_for
 
 SETTLE_S = 0.5
-"""Between cold and warm: the pool's block events are on their way to the conductor."""
+"""Pause between cold and warm, in seconds, for the pool's block events to reach the conductor."""
 COLD_ENDING = "The first of these words"
 WARM_ENDINGS = ("The last of these words", "The best of these words", "All of these words")
 
@@ -44,7 +44,7 @@ class PrefixReport(Struct, frozen=True):
 
 
 def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Console) -> PrefixReport:
-    """Each round: a new prefix (cold), then the same with another ending (warm). Raises ToolError if nothing came."""
+    """Each round asks with a new prefix (cold), then with the same and another ending (warm). Raises ToolError."""
     rng = never_seen()
     words = _calibrate(client, model, prefix_tokens, rng)
     samples: list[Sample] = []
@@ -67,7 +67,7 @@ def run(client: Client, model: str, prefix_tokens: int, rounds: int, console: Co
 def summarise(
     model: str, prefix_tokens: int, rounds: int, failures: int, samples: list[Sample]
 ) -> PrefixReport:
-    """Medians over what succeeded; failures are counted apart. Raises ToolError if either side has no sample."""
+    """Medians over the requests that succeeded. Failures are counted separately. Raises ToolError if a side has none."""
     times = {kind: [s.ttft_s for s in samples if s.kind == kind] for kind in ("cold", "warm")}
     if not all(times.values()):
         raise ToolError("no round gave both a cold and a warm answer.")
@@ -76,7 +76,7 @@ def summarise(
 
 
 def _calibrate(client: Client, model: str, prefix_tokens: int, rng: random.Random) -> int:
-    """How many words make so many tokens. Two small requests, which warm the engine up as well."""
+    """How many words make this many tokens. Sends two small requests, which also warm the engine up."""
     return words_for(
         prefix_tokens,
         lambda prefix: _ask(client, model, prefix, COLD_ENDING, -1, "calibration").prompt_tokens,

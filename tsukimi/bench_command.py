@@ -1,4 +1,4 @@
-"""The options of `tsukimi bench`. What a benchmark runs is imported when it runs."""
+"""The options of `tsukimi bench`. Each benchmark imports its code when it runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bench_serve(
     json: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
-    """Load on a server, ours or another: times to first token and between tokens, throughput, failures."""
+    """Put load on any OpenAI-compatible server: times to first token and between tokens, throughput, failures."""
     from tsukimi import where
     from tsukimi.load import bench as load_bench
     from tsukimi.load.settings import Load
@@ -137,7 +137,7 @@ def bench_handoff(
     rounds: Annotated[int, typer.Option(min=1, help="Prompts for each way, in turns.")] = 5,
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """What sending the KVCache to another process costs: layer by layer, at the end, or not sent. Own clusters."""
+    """What sending the KVCache to another process costs: by layer, at the end, or not at all. Starts its own clusters."""
     from rich.console import Console
 
     from tsukimi.load import handoff

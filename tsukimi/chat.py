@@ -15,7 +15,7 @@ HELP = "/reset starts over, /quit leaves; Ctrl-C stops an answer."
 
 
 class Chat:
-    """One conversation. `say` adds a turn; an answer cut short stays in it as far as it got."""
+    """One conversation. `say` adds a turn. An answer that was cut short stays in it, as far as it got."""
 
     def __init__(self, client: Client, model: str, system: str, options: dict[str, Any]) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class Chat:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, text: str, console: Console) -> Outcome:
-        """Ask, print the answer as it comes. Raises ToolError; then the turn has not happened."""
+        """Ask, and print the answer as it comes. If it raises ToolError, the turn is not in the conversation."""
         self.messages.append({"role": "user", "content": text})
         outcome = Outcome()
         answer = ""
@@ -68,7 +68,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def repl(chat: Chat, console: Console) -> None:
-    """Until /quit or the end of the input."""
+    """Converse until /quit or the end of the input."""
     readline.set_history_length(1000)
     console.print(Text(HELP, style="dim"))
     while True:

@@ -1,6 +1,6 @@
 """The console command `tsukimi`.
 
-Each command imports what it needs when it runs: nobody waits for the others' modules.
+Each command imports its modules when it runs, so that no command waits for the others' imports.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def replay(
 
 
 def _log_nothing() -> None:
-    """The modules that a command shares with services log; a tool says what there is to say itself."""
+    """Silence the logs of modules that are shared with services. The tool prints its own messages."""
     import logging
 
     import structlog
@@ -197,7 +197,7 @@ def _log_nothing() -> None:
 
 
 def main() -> None:
-    """Runs the command; what goes wrong on purpose becomes one sentence on stderr."""
+    """Run the command. An expected error becomes one sentence on stderr."""
     try:
         app()
     except (ToolError, TsukimiError) as e:
@@ -207,4 +207,4 @@ def main() -> None:
         Console(stderr=True).print(Text(f"tsukimi: {e}"), soft_wrap=True)
         sys.exit(e.exit_code if isinstance(e, ToolError) else 1)
     finally:
-        gc.freeze()  # the process ends: nobody need look for garbage in what it leaves
+        gc.freeze()  # the process ends: no garbage need be collected

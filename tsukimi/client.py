@@ -14,11 +14,11 @@ from tsukimi.errors import ToolError
 
 CONNECT_S = 5.0
 SILENCE_S = 120.0
-"""Longest wait for the next piece; the gateway's keep-alives come far more often."""
+"""Longest wait for the next piece, in seconds. The gateway's signs of life come far more often."""
 
 
 class Outcome(Struct):
-    """What is known of an answer when it has ended. Times are of this client, from the sending of the request."""
+    """What is known of an answer when it has ended. Times are this client's, from when the request was sent."""
 
     ttft_s: float | None = None
     """To the first piece with text."""
@@ -28,7 +28,7 @@ class Outcome(Struct):
     completion_tokens: int = 0
     finish: str = ""
     whole: bool = False
-    """It ended as an answer ends, and was not cut short."""
+    """Whether the answer ended regularly and was not cut short."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -39,16 +39,16 @@ class Outcome(Struct):
 
 
 class Failed(ToolError):
-    """A request that got no whole answer."""
+    """A request did not get a whole answer."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """The same for failures of one kind: a status and code, or what happened to the connection."""
+        """Names the kind of failure: a status and code, or what happened to the connection."""
 
 
 class Client:
-    """One connection pool to one gateway, or a server like it. Every method raises ToolError with what was said."""
+    """One connection pool to one gateway or similar server. Every method raises ToolError with the server's message."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
@@ -76,7 +76,7 @@ class Client:
         return str(models[0])
 
     def stream(self, path: str, body: dict[str, Any], outcome: Outcome) -> Iterator[str]:
-        """What a generation path answers, piece by piece; `outcome` is complete at its end. Closing it cancels."""
+        """Yields the answer of a generation path piece by piece. `outcome` is complete at its end. Closing it cancels."""
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         began = time.perf_counter()
         try:
@@ -98,7 +98,7 @@ class Client:
 
 
 def http_options(url: str, api_key: str) -> dict[str, Any]:
-    """How httpx's clients, blocking or not, are made here."""
+    """Settings of httpx's clients here, blocking or not."""
     return {
         "base_url": url,
         "timeout": httpx.Timeout(SILENCE_S, connect=CONNECT_S),
@@ -108,7 +108,7 @@ def http_options(url: str, api_key: str) -> dict[str, Any]:
 
 
 def take(data: str | bytes, outcome: Outcome) -> str:
-    """What one event of a stream adds: its text returned, the rest in `outcome`. Raises Failed for an error."""
+    """Return the text of one event of a stream and put the rest into `outcome`. Raises Failed for an error."""
     data = data.strip()
     if data in ("[DONE]", b"[DONE]"):
         outcome.whole = True
@@ -142,7 +142,7 @@ def _ended(error: Any) -> Failed:
 
 
 def refused(response: httpx.Response) -> Failed:
-    """What a response other than 200, read whole, says."""
+    """The error in a response other than 200 that has been read whole."""
     try:
         kind, message = _kind_and_message(response.json()["error"])
     except (ValueError, KeyError, TypeError):

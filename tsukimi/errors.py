@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ToolError(Exception):
-    """A sentence for a person: printed as it is, without a traceback, and the command ends with `exit_code`."""
+    """A sentence for a person. It is printed as it is, without a traceback, and the command ends with `exit_code`."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What several commands take, and how they print."""
+"""Options that several commands share, and how commands print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_RUN_DIR = Path(".run")
 
 
 def wide_console() -> Console:
-    """A terminal as it is; a pipe or file has no edge to break lines at."""
+    """The terminal as it is. For a pipe or file: wide, so that lines are not broken."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""Is it well? Exit code 0 if so: the health check of containers.
+"""The health check of containers. Exit code 0: healthy.
 
     python -m tsukimi.probe http 8000 /live
     python -m tsukimi.probe node decode-0 nats://nats:4222
@@ -33,7 +33,7 @@ async def http_status(host: str, port: int, path: str, timeout_s: float = 2.0) -
 
 
 async def node_stage(url: str, node: str, timeout_s: float = 3.0) -> str:
-    """What the node announces when the roll is called; empty when it does not answer in time."""
+    """The stage that the node announces at a roll call; empty if it does not answer in time."""
     from shared.io.nats_bus import connect
     from shared.protocol.cluster import NodeInfo, RollCall
     from shared.protocol.subjects import ANNOUNCE, ROLL_CALL

@@ -1,4 +1,4 @@
-"""Prompts that say nothing, of about a wanted length: measurements are made with them."""
+"""Meaningless prompts of about a wanted length, for measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW, MANY = 50, 250
 
 
 def never_seen() -> random.Random:
-    """Texts drawn with it no earlier run has left in anybody's cache."""
+    """Source of texts that no earlier run has left in any cache."""
     return random.Random(uuid.uuid4().int)
 
 
@@ -23,6 +23,6 @@ def text(rng: random.Random, words: int) -> str:
 
 
 def words_for(tokens: int, count_tokens: Callable[[str], int], rng: random.Random) -> int:
-    """How many words make so many tokens, of a tokenizer that can only be asked. Asks twice."""
+    """How many words make this many tokens, for a tokenizer that can only be asked. Asks twice."""
     few, many = (count_tokens(text(rng, words)) for words in (FEW, MANY))
     return max(1, round(tokens * (MANY - FEW) / max(1, many - few)))

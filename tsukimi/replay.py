@@ -1,7 +1,7 @@
-"""Replays what a live node's machine was fed, and compares what it orders now with what it ordered then.
+"""Feeds a recorded machine's events to it again, and compares its commands with the recorded ones.
 
-A recording (a service's `--record FILE`) says what machine it is of. Identical commands show that the decisions of a live
-run are those of the machine alone: no clock, no chance, no order of arrival that is not in the recording.
+A recording (a service's `--record FILE`) names its machine. Identical commands show that the decisions of a live
+run came from the machine alone: no clock, chance or order of arrival outside the recording had a part in them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Replayable(Struct, frozen=True):
     machine: type
     config: type
     vocabulary: tuple[ModuleType, ...]
-    """Where its events and commands are defined."""
+    """Modules that define its events and commands."""
     make: Callable[[Any], Any] | None = None
-    """From the config to the machine; None: the class does it."""
+    """Makes the machine from its configuration; None: the class does."""
 
 
 def _conductor(config: conductor_events.ConductorConfig) -> conductor.ConductorMachine:
@@ -74,7 +74,7 @@ MACHINES = {
 
 
 class Difference(Struct, frozen=True):
-    """The first event that the machine answers otherwise."""
+    """The first event that the machine answers differently."""
 
     record: int
     event: Any
@@ -93,7 +93,7 @@ class Replay(Struct):
 
 
 def replay(path: Path, *, check: bool = True) -> Replay:
-    """Stops at the first difference. `check`: also the machine's conservation laws, at the end. Raises ToolError."""
+    """Stops at the first difference. `check`: also check the machine's conservation laws at the end. Raises ToolError."""
     records = _records(path)
     first = next(records, None)
     if first is None or not isinstance(first[1], MachineMade):
@@ -132,7 +132,7 @@ Record = tuple[float, Any, list[Any]]
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Decoded by the vocabulary of the machine that the recording begins with."""
+    """The records, decoded with the types of the machine that the recording begins with."""
     try:
         _, event, _ = next(read_recording(path, Any, Any))
         name = event["machine"]

@@ -1,4 +1,4 @@
-"""`tsukimi status`: every node as it announces itself and as its last heartbeat has it."""
+"""`tsukimi status`: every node, from its announcement and its last heartbeat."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tsukimi.local.report import STYLES
 
 CONNECT_S = 3.0
 LISTEN_S = 1.5
-"""At most; three heartbeats."""
+"""Longest time to listen, in seconds: three heartbeats."""
 SETTLE_S = 0.6
-"""At least; one heartbeat, so that a node whose announcement was lost shows up by its beat."""
+"""Shortest time to listen, in seconds: one heartbeat, which shows a node whose announcement was lost."""
 ROLES: tuple[Role, ...] = get_args(Role)
 COMPUTE = ("prefill", "decode")
 
@@ -47,7 +47,7 @@ class NodeStatus(Struct, frozen=True):
     queue_s: float
     batch_tokens: int
     hit_rate: float | None
-    """Of all prompt tokens a compute node was given, the share it did not have to compute."""
+    """Share of a compute node's prompt tokens that it did not have to compute."""
     counters: dict[str, float]
 
 
@@ -102,7 +102,7 @@ class RollBook:
 
 
 def hit_rate(*counters: dict[str, float]) -> float | None:
-    """Over all given nodes; None before anything was prefilled."""
+    """Hit rate over all given nodes; None before anything was prefilled."""
     computed = sum(c.get("prompt_tokens_computed", 0.0) for c in counters)
     cached = sum(c.get("cached_tokens", 0.0) for c in counters)
     return cached / (cached + computed) if cached + computed > 0 else None
@@ -114,7 +114,7 @@ def _order(node: NodeStatus) -> tuple[int, str]:
 
 def _node(info: NodeInfo, load: NodeLoad | None) -> NodeStatus:
     if load is not None and load.incarnation != info.ref.incarnation:
-        load = None  # of an earlier life
+        load = None  # from an earlier life
     counters = load.counters if load is not None else {}
     return NodeStatus(
         node=info.ref.node, role=info.role, stage=load.stage if load is not None else info.stage, detail=info.detail,
@@ -131,7 +131,7 @@ def _node(info: NodeInfo, load: NodeLoad | None) -> NodeStatus:
 
 
 async def ask(nats_url: str) -> ClusterStatus:
-    """Call the roll and listen for a moment. Raises ToolError when no bus or nobody on it answers."""
+    """Call the roll and listen for a moment. Raises ToolError if no bus answers, or nobody on it."""
     try:
         async with asyncio.timeout(CONNECT_S):
             bus = await connect(nats_url, name="status")
@@ -211,7 +211,7 @@ TELLING = {
 
 
 def _done(node: NodeStatus) -> str:
-    """The few totals worth a line."""
+    """The few totals that get a line."""
     parts: list[str] = []
     for key, word in TELLING.items():
         value: Any = node.counters.get(key)

@@ -1,4 +1,4 @@
-"""Where the cluster is: what the user named, else what the launcher of the run dir wrote down, else the defaults."""
+"""Where the cluster is: what the user named, else what the launcher wrote into the run dir, else the defaults."""
 
 from __future__ import annotations
 

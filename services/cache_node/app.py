@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class CacheNode:
-    """Implements App. The arena is laid out for the first caller's KV layout, and kept for this life."""
+    """Implements App. The first caller's KV layout decides how the arena is laid out, for the life of the process."""
 
     def __init__(self, context: Context, config: CacheNodeConfig) -> None:
         try:
@@ -62,7 +62,7 @@ class CacheNode:
         self._backend = MachineBackend(self._driver.feed)
         self._feed = BlockFeed(context.bus, context.node, context.incarnation)
         self._arrived: dict[LandingId, int] = {}
-        """Slices of each open put at the last look."""
+        """Slices that each open put had received at the last check."""
         self._memory: Memory | None = None
         self._endpoint: Endpoint | None = None
         self._stage: Stage = "starting"
@@ -126,7 +126,7 @@ class CacheNode:
             self._memory.close()
 
     def _progress(self) -> Progress:
-        """Announces every quarter of the memory taken; called in another thread."""
+        """Announce each quarter of the memory that has been taken. Called in another thread."""
         loop = asyncio.get_running_loop()
 
         def report(done: int, total: int) -> None:
@@ -168,7 +168,7 @@ class CacheNode:
             self._driver.feed(Ticked())
 
     def _moved(self) -> tuple[LandingId, ...]:
-        """Open puts to which slices came since the last look."""
+        """Open puts that received slices since the last check."""
         assert self._endpoint is not None
         stats = {landing: self._endpoint.landing_stats(landing) for landing in self._machine.open_puts}
         arrived = {landing: its.slices for landing, its in stats.items() if its is not None}
@@ -207,7 +207,7 @@ class CacheNode:
         self._driver.feed(SnapshotWanted())
 
     async def _on_announced(self, info: NodeInfo) -> None:
-        """A new life of a node: what is left of the connections of its old one goes."""
+        """A node has a new life: cut what is left of its old life's connections."""
         if self._endpoint is not None and info.ref.node != self._context.node:
             self._endpoint.forget(info.ref.node, info.ref.incarnation)
 
@@ -217,7 +217,7 @@ class CacheNode:
 
 
 def lay_out(memory: Memory, layout: KVLayout) -> Arena:
-    """As many pages as fit. Raises Refused when not even one does."""
+    """As many pages as fit in the memory. Raises Refused if not even one does."""
     pages = memory.size_bytes // layout.block_bytes if layout.block_bytes > 0 else 0
     if pages == 0:
         raise Refused(f"a block of {describe(layout)} does not fit a pool of {memory.size_bytes} bytes")

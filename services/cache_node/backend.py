@@ -1,4 +1,4 @@
-"""The data plane's questions, put to the machine. The answer is there as soon as the event has been fed."""
+"""Puts the data plane's questions to the machine. The machine answers within the call that feeds the event."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Answer = c.GrantPut | c.ConfirmPut | c.GrantRead
 
 
 class MachineBackend:
-    """Implements PoolBackend. Must be called from outside of the machine's own commands, as data planes do."""
+    """Implements PoolBackend. Must not be called while the machine's commands are carried out; data planes never do."""
 
     def __init__(self, feed: Callable[[CacheEvent], None]) -> None:
         self._feed = feed
         self._leases = itertools.count(1)
         self._answer: Answer | None = None
         self.closed = False
-        """Nothing new is granted any more."""
+        """Grant nothing new from now on."""
 
     def answer(self, command: Answer) -> None:
-        """How the machine's answering commands are carried out."""
+        """Carry out the commands by which the machine answers."""
         self._answer = command
 
     def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant:
@@ -59,7 +59,7 @@ class MachineBackend:
 
 
 def _block_keys(keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-    """The machine tells namespaces apart by it that all keys are equally long."""
+    """The machine can tell namespaces apart because all keys have the same length."""
     if any(len(key) != KEY_BYTES for key in keys):
         raise Invalid(f"block keys have {KEY_BYTES} bytes", param="keys")
     return tuple(keys)

@@ -9,14 +9,14 @@ class CacheNodeConfig(BaseConfig, frozen=True, kw_only=True):
     pool_bytes: Count = 2 << 30
     """Memory for blocks; all of it is taken at start."""
     eviction: str = "lru"
-    """Which block goes when room is needed: lru, fifo, or `module:Class` of your own."""
+    """Which block is evicted when room is needed: lru, fifo, or your own `module:Class`."""
     put_lease_s: PositiveS = 60.0
-    """A writer from whom nothing comes for so long has lost its put."""
+    """A put ends when its writer has sent nothing for this many seconds."""
     read_lease_s: PositiveS = 30.0
-    """A reader that takes longer may find blocks gone."""
+    """Seconds for which a read holds its blocks; a slower reader may find them gone."""
     put_share: Share = 0.5
-    """Most of the pool that unfinished puts may hold."""
+    """Largest share of the pool that unfinished puts may hold."""
     read_share: Share = 0.75
-    """Most of the pool that running reads may pin."""
+    """Largest share of the pool that running reads may pin."""
     shm: bool = True
-    """Serve processes of the same host by shared memory."""
+    """Serve processes of the same host through shared memory."""

@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 
 class ConductorApp:
-    """Answers PLACE from what it has heard. Restarted, it is complete again within `settle_s`."""
+    """Answers PLACE from what it has heard. After a restart its picture is complete within `settle_s`."""
 
     def __init__(self, ctx: Context, config: Config) -> None:
         self._ctx = ctx
@@ -124,7 +124,7 @@ class ConductorApp:
         self._place = None
 
     async def _settle(self) -> None:
-        """Let the answers to the roll call and the snapshots come in, so that the first placements know the pool."""
+        """Wait for the answers to the roll call and for the snapshots, so that the first placements know the pool."""
         await asyncio.sleep(min(SETTLE_STEP_S * 5, self._config.settle_s))
         for _ in range(int(self._config.settle_s / SETTLE_STEP_S)):
             if self._machine.complete:
@@ -169,7 +169,7 @@ class ConductorApp:
         return None
 
     async def _publish(self, subject: str, message: Any) -> None:
-        """Lost ones are asked for again by the machine."""
+        """The machine asks again for lost ones."""
         try:
             await self._ctx.bus.publish(subject, message)
         except TsukimiError as e:

@@ -14,35 +14,35 @@ from shared.io.config import BaseConfig, Count, CountOrZero, SecondsOrZero, Shar
 
 class Config(BaseConfig, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
-    """kvcache_centric, cache_aware, load_balance, random, or `module:Class` of your own."""
+    """kvcache_centric, cache_aware, load_balance, random, or your own `module:Class`."""
     decode_policy: str = "least_tbt"
     """Which decode node goes on with a prompt: least_tbt, or `module:Class` of your own."""
     balancing_threshold: Annotated[float, Meta(ge=1)] = 1.0
-    """A prefix held elsewhere is pulled if it is more than so many times as long as the local one."""
+    """A prefix held elsewhere is pulled if it is longer than the local one times this factor."""
     seed: int = 0
-    """For policies that draw lots."""
+    """Seed of policies that choose at random."""
     ttft_slo_s: SecondsOrZero = 0.0
-    """Refuse what is predicted to wait longer for its first token; 0: never."""
+    """Refuse a request whose predicted time to the first token, in seconds, is longer; 0: never."""
     tbt_slo_s: SecondsOrZero = 0.0
-    """Refuse what is predicted to make its decode node's steps longer; 0: never."""
+    """Refuse a request that would make its decode node's steps longer than this, in seconds; 0: never."""
     slo_min_samples: CountOrZero = 8
-    """Measurements of a node below which its predictions refuse nobody while nodes are idle."""
+    """While nodes are idle, predictions refuse nothing before a node has made this many measurements."""
     slo_idle_refusals: ShareOrZero = 0.5
-    """Largest share of what arrives while nodes are idle that may be refused."""
+    """Largest share of the requests arriving while nodes are idle that may be refused."""
     nic_bytes_s: Annotated[float, Meta(gt=0)] = 1.25e9
     """Bytes per second between two machines."""
     shm_bytes_s: Annotated[float, Meta(gt=0)] = 4e9
-    """Bytes per second between two processes of a machine."""
+    """Bytes per second between two processes of one machine."""
     transfer_fixed_s: SecondsOrZero = 0.002
-    """Time of a transfer whatever its size."""
+    """Fixed time of every transfer, in seconds, whatever its size."""
     inline_tokens: CountOrZero = 64
     """Most uncached prompt tokens that a decode node may prefill itself; 0: none."""
     pool_answers: bool = True
     """Whether answers are kept in the pool, for the next turn."""
     index_blocks: Count = 4_000_000
-    """Most blocks to remember the holders of."""
+    """Most blocks whose holders are remembered."""
     settle_s: SecondsOrZero = 0.5
-    """After a start, most time to hear from everybody before the first request is placed."""
+    """After a start, longest wait for all nodes to report before the first request is placed, in seconds."""
 
     def machine(self) -> ConductorConfig:
         return ConductorConfig(

@@ -16,17 +16,17 @@ from shared.worker_node.config import NodeConfig
 
 class Config(NodeConfig, frozen=True, kw_only=True):
     max_running: Count = 64
-    """Sequences in one step."""
+    """Most sequences in one step."""
     max_waiting: Count = 64
-    """Reservations beyond those; more are refused as overloaded."""
+    """Most reservations beyond those; further ones are refused as overloaded."""
     chunk_tokens: Count = 256
     """Most prompt tokens that a step computes beside decoding, when this node prefills itself."""
     headroom_tokens: Annotated[int, Meta(ge=0)] = 256
-    """Room for so many answer tokens is reserved with the prompt's; more is taken as needed."""
+    """Answer tokens for which room is reserved together with the prompt; more room is taken as needed."""
     reservation_lease_s: PositiveS = 30.0
-    """How long a prefill node that has begun to write may be silent."""
+    """Longest silence, in seconds, of a prefill node that has begun to write."""
     tbt_limit_s: Annotated[float, Meta(ge=0)] = 0.0
-    """What lands is given up again if it would make steps longer than this; 0: no limit."""
+    """A prompt that has arrived is given up if it would make steps longer than this, in seconds; 0: no limit."""
 
     def machine(
         self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients

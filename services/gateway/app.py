@@ -16,7 +16,7 @@ from shared.protocol.ids import NodeRef
 from shared.text.load import load_text
 
 LAST_WORDS_S = 1.0
-"""For streams whose time is up to be told so."""
+"""Seconds for streams to send their error event after their time is up."""
 
 
 class GatewayApp:

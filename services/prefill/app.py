@@ -47,7 +47,7 @@ class PrefillNode(Node):
                 raise NotImplementedError(f"a prefill machine does not order {type(command).__name__}")
 
     def on_tick(self) -> None:
-        """Nothing of its own to look after."""
+        """A prefill node has no periodic work of its own."""
 
     def own_counters(self) -> dict[str, float]:
         return {}

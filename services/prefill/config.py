@@ -21,15 +21,15 @@ STAGED_STEP_TOKENS = 8192
 
 class Config(NodeConfig, frozen=True, kw_only=True):
     max_running: Count = 4
-    """Prompts that hold pages and load or compute; the others wait in line."""
+    """Most prompts that load or compute at once and hold pages; further ones wait."""
     graph_rows: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """As of a decode node; prompts are never captured, so there is nothing to gain here."""
+    """As on a decode node. Prompts are never captured in graphs, so a prefill node gains nothing."""
     chunk_tokens: Annotated[int, Meta(ge=0)] = 0
     """Most prompt tokens of one engine step; 0: 512, or 8192 with stages, so that the pipeline stays full."""
     stages: Count = 1
-    """Processes that each compute a slice of the layers, `threads` each; pieces of a prompt flow through them."""
+    """Processes that each compute a slice of the layers with `threads` threads; pieces of a prompt pass through them."""
     piece_tokens: Count = 256
-    """Tokens that go from stage to stage together."""
+    """Tokens that pass from stage to stage in one piece."""
 
     def engine_config(self) -> EngineConfig:
         return replace(super().engine_config(), stages=self.stages, piece_tokens=self.piece_tokens)

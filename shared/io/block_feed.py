@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class BlockFeed:
-    """What can't be sent is dropped: the gap in the numbers makes whoever listens ask for a snapshot."""
+    """Events that cannot be sent are dropped. The gap in their numbers makes listeners ask for a snapshot."""
 
     def __init__(self, bus: Bus, node: NodeId, incarnation: Incarnation) -> None:
         self._bus = bus
@@ -37,7 +37,7 @@ class BlockFeed:
             self.dropped += 1
 
     async def run(self) -> None:
-        """Sends for ever: run it in the task group."""
+        """Send without end; run it in the task group."""
         while True:
             command = await self._waiting.get()
             try:

@@ -1,8 +1,8 @@
 """A service's configuration: defaults < environment TSUKIMI_<ROLE>_<FIELD> < command line --field value.
 
 The only module that reads the environment. A mistake (unknown field, wrong type, out of bounds) raises ConfigError
-naming the field and where its value came from; a process that gets one exits with CONFIG_EXIT_CODE, so that whoever
-restarts processes can tell it from a crash and leave it.
+naming the field and the source of its value. The process then exits with CONFIG_EXIT_CODE, so that a supervisor can tell
+it from a crash and does not restart it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.io.field_docs import field_docs, type_name
 from shared.protocol.errors import Invalid
 
 CONFIG_EXIT_CODE = 78
-"""EX_CONFIG of sysexits.h. Whoever restarts processes leaves one that ended so: it would loop for ever."""
+"""Exit code of a process whose configuration cannot work: EX_CONFIG of sysexits.h."""
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 """Where the bus is, unless somebody says otherwise."""
@@ -35,7 +35,7 @@ SecondsOrZero = Annotated[float, Meta(ge=0)]
 
 
 class ConfigError(Invalid):
-    """The configuration can't work, now or after a restart."""
+    """The configuration cannot work, neither now nor after a restart."""
 
 
 class HelpAsked(Exception):
@@ -43,30 +43,30 @@ class HelpAsked(Exception):
 
 
 class BaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every service can be told."""
+    """The configuration that every service has."""
 
     node: str = ""
-    """Name of this node, unique in the cluster and kept over restarts (default: the role and `-0`)."""
+    """Name of this node, unique in the cluster and the same after restarts (default: the role and `-0`)."""
     nats_url: str = DEFAULT_NATS_URL
-    """Where the control bus is."""
+    """Address of the control bus."""
     host: str = ""
-    """Identity of this machine: nodes with equal ones use shared memory between them (default: the host name)."""
+    """Identity of this machine. Nodes with the same one exchange KV through shared memory (default: the host name)."""
     bind: str = "127.0.0.1"
-    """Address the data plane listens on."""
+    """Address to listen on: the data plane's, or the gateway's HTTP server's."""
     advertise: str = ""
     """Address that other nodes reach the data plane at (default: bind)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe lines to log."""
     heartbeat_s: PositiveS = 0.5
-    """Time between heartbeats."""
+    """Seconds between heartbeats."""
     lost_after_s: PositiveS = 2.0
-    """A node silent for so long counts as lost."""
+    """A node that is silent for this many seconds counts as lost."""
     grace_s: SecondsOrZero = 10.0
-    """Time to finish running work after SIGTERM."""
+    """Seconds to finish running work after SIGTERM."""
     record: str = ""
-    """File to log every event and command of the node's machine to; empty: none."""
+    """File to record every event and command of the node's machine in; empty: none."""
     parent_pid: CountOrZero = 0
-    """End when this process has ended; 0: never."""
+    """Process id: the service ends when that process has ended; 0: never."""
 
 
 C = TypeVar("C", bound=BaseConfig)
@@ -78,14 +78,14 @@ def environment(name: str, default: str = "") -> str:
 
 
 def set_environment_default(name: str, value: str) -> None:
-    """For libraries that are told by the environment alone; what the user set stays."""
+    """Set a variable for libraries that are configured by the environment only. What the user set stays."""
     os.environ.setdefault(name, value)
 
 
 def load_config(
     config_type: type[C], role: str, argv: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> C:
-    """Merge the three sources and fill in what depends on the machine. Raises ConfigError, HelpAsked."""
+    """Merge the three sources, and fill in defaults that depend on the machine. Raises ConfigError, HelpAsked."""
     if "--help" in argv or "-h" in argv:
         raise HelpAsked(describe(config_type, role))
     known = config_type.__struct_fields__
@@ -119,7 +119,7 @@ def describe(config_type: type[BaseConfig], role: str) -> str:
 
 
 def redacted(config: Struct) -> dict[str, Any]:
-    """The configuration for people and logs: secrets and passwords in URLs are not in it."""
+    """The configuration for people and logs, without secrets and passwords in URLs."""
     return {name: _without_secrets(name, value) for name, value in msgspec.structs.asdict(config).items()}
 
 
@@ -165,7 +165,7 @@ def _known(name: str, known: Sequence[str], source: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """JSON for lists and objects; all else is coerced by the field's type."""
+    """Lists and objects are JSON. Other values are converted later, to the field's type."""
     if text[:1] in ("[", "{"):
         try:
             return msgspec.json.decode(text)

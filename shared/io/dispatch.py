@@ -19,9 +19,9 @@ from shared.protocol.wire import decode, encode
 log = structlog.get_logger(__name__)
 
 Respond = Callable[[str, bytes, str], Awaitable[None]]
-"""Send bytes to a reply subject; word that nobody was there for them goes to the subject given last, if any is."""
+"""Sends bytes to a reply subject. If nobody listens there, word of that goes to the last subject, if one is given."""
 Watch = Callable[[Callable[[], None]], AbstractContextManager[str]]
-"""While the block runs, a subject for such word, each of which calls the function."""
+"""While the block runs, a subject for such words. Each one calls the function."""
 Counted = Literal[
     "messages_refused", "messages_undecodable", "handler_bugs", "handlers_cancelled", "replies_too_large", "replies_lost",
 ]  # fmt: skip
@@ -42,10 +42,10 @@ def too_large(size_bytes: int, max_payload_bytes: int) -> TooLarge:
 
 
 class Dispatcher:
-    """Runs the handlers of one connection. Every subscription has its own bound, so that a flood on one starves none.
+    """Runs the handlers of one connection. Every subscription has a bound of its own: a flood on one starves no other.
 
-    A handler's exception never gets further than here: a TsukimiError goes to the asker as it is, anything else is
-    logged with its traceback and sent as an opaque Internal.
+    A handler's exception ends here. A TsukimiError is sent to the asker as it is. Any other is logged with its traceback
+    and sent as an opaque Internal.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Dispatcher:
         self.counters: Counter[Counted] = Counter()
 
     def concurrent(self, type_: Any, handler: AsyncHandler) -> Callable[[Inbound], None]:
-        """What takes each message of a subscription and runs the handler beside the others."""
+        """A function that takes each message of a subscription and runs the handler concurrently."""
         own: set[asyncio.Task[None]] = set()
 
         def take(inbound: Inbound) -> None:
@@ -78,7 +78,7 @@ class Dispatcher:
         return take
 
     def ordered(self, type_: Any, handler: OrderedHandler) -> Callable[[Inbound], None]:
-        """What takes each message of a subscription and calls the handler at once, in order."""
+        """A function that takes each message of a subscription and calls the handler at once, in order."""
 
         def take(inbound: Inbound) -> None:
             try:
@@ -95,7 +95,7 @@ class Dispatcher:
         return take
 
     async def drain(self, timeout_s: float) -> None:
-        """Return when all running handlers have ended and answered; those still running at the time-out are cancelled
+        """Return when all running handlers have ended and answered. Those that still run at the time-out are cancelled
         and answer Unavailable."""
         if self._running:
             await asyncio.wait(self._running, timeout=timeout_s)
@@ -139,8 +139,8 @@ class Dispatcher:
             await self._answer(inbound, Internal("internal error").to_wire())
 
     async def _stream(self, inbound: Inbound, parts: AsyncGenerator[Any, None], word_to: str = "") -> None:
-        """Send part after part; stop at one that can't be sent, so that the asker never gets a stream with a hole.
-        Without an asker not even the first is made."""
+        """Send part after part. Stop at one that cannot be sent, so that the asker never gets a stream with a hole.
+        Without an asker no part is made."""
         async with contextlib.aclosing(parts):
             if not inbound.reply:
                 return
@@ -149,7 +149,7 @@ class Dispatcher:
                     return
 
     async def _answer(self, inbound: Inbound, answer: Any, word_to: str = "") -> bool:
-        """Send an answer, if one is waited for; was it sent? One over max_payload becomes a TooLarge error."""
+        """Send an answer if somebody waits for one. Returns whether it was sent. Over max_payload it becomes TooLarge."""
         if not inbound.reply:
             return False
         data = b"" if answer is None else encode(answer)
@@ -169,7 +169,7 @@ class Dispatcher:
         return True
 
     def _count(self, what: Counted, inbound: Inbound, **more: Any) -> None:
-        """Count; log the first and every hundredth, for a flood of them must not become a flood of lines."""
+        """Count. Log only the first and every hundredth, so that a flood of messages is no flood of lines."""
         self.counters[what] += 1
         if self.counters[what] % 100 == 1:
             log.warning(

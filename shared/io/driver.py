@@ -2,8 +2,8 @@
 
 The driver decides nothing. It runs `handle` and the commands that come back one event at a time, in order; an event
 made meanwhile waits its turn. An exception from the machine or from `execute` is a bug: it is logged with its
-traceback and ends the process through the task group, since a machine whose commands were half carried out is broken.
-An owner that can go on without the machine passes `on_bug`.
+traceback and ends the process through the task group, because a machine whose commands were only partly carried out is
+broken. An owner that can go on without the machine passes `on_bug`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class EventLog(Protocol):
-    """Where a driver writes down what it fed and got (io.recorder.Recorder)."""
+    """Where a driver records events and commands (io.recorder.Recorder)."""
 
     def record(self, now: float, event: Any, commands: Sequence[Any]) -> None: ...
 
@@ -43,7 +43,7 @@ class TaskOwner(Protocol):
 class Driver(Generic[E]):
     """Owns a machine on one event loop. Not thread-safe: from other threads use `loop.call_soon_threadsafe(feed, e)`.
 
-    `tasks` owns the awaitables that commands start; they end (or are cancelled) before it does. A recording begins with
+    `tasks` owns the awaitables that commands start; they end or are cancelled before it ends. A recording begins with
     MachineMade if there is a `setup` (default: the machine's `config`), so that a replay can make it again.
 
     With `on_bug`, a bug is given to it and the driver does nothing else about it: it does not log, raise or end the
@@ -102,7 +102,7 @@ class Driver(Generic[E]):
             self._feeding = False
 
     async def tick(self, event: E, every_s: float) -> None:
-        """Feed `event` every so many seconds, for ever: run it in the task group."""
+        """Feed `event` at this interval in seconds, without end; run it in the task group."""
         while True:
             await asyncio.sleep(every_s)
             self.feed(event)
@@ -143,7 +143,7 @@ class Driver(Generic[E]):
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             self._tasks.create_task(work)
-        except RuntimeError:  # the group is ending and takes no more: nobody is left to hear of the outcome
+        except RuntimeError:  # the group is ending and takes no more tasks: nobody needs the outcome
             work.close()
 
 

@@ -1,4 +1,4 @@
-"""Reads what a configuration's fields say about themselves."""
+"""Reads the documentation of a configuration's fields."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A bus inside one process: same guarantees as the real one, no socket. For tests and single-process tools.
+"""A bus inside one process, with the guarantees of the real one and no socket. For tests and single-process tools.
 
 Messages are encoded and decoded as on the wire, and arrive in later turns of the event loop, never inside publish.
-A `fate` may drop, delay or repeat them, and the broker may be stopped and started, to try what networks do.
+A `fate` may drop, delay or repeat them, and the broker may be stopped and started, as happens in networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.protocol.errors import DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol.wire import encode
 
 Fate = Callable[[str, bytes], Sequence[float]]
-"""Delays (seconds) of the copies of a message that arrive; none: it is lost. Gets subject and bytes."""
+"""Gets subject and bytes of a message. Returns the delay, in seconds, of each copy that arrives; none: it is lost."""
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -49,7 +49,7 @@ class MemorySubscription:
 
 
 class MemoryBroker:
-    """Where memory buses meet. Belongs to one event loop."""
+    """The broker of memory buses. Belongs to one event loop."""
 
     def __init__(self, *, max_payload_bytes: int = 1 << 20, fate: Fate | None = None) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -71,13 +71,13 @@ class MemoryBroker:
             bus.connection_changed(False)
 
     def start(self) -> None:
-        """Every connection is back, and what was published meanwhile goes out."""
+        """Every connection is back, and what was published meanwhile is sent."""
         self.running = True
         for bus in self._buses:
             bus.connection_changed(True)
 
     def route(self, message: Inbound) -> bool:
-        """Deliver to every plain subscription and to one of each queue group. Did anybody listen?"""
+        """Deliver to every plain subscription and to one of each queue group. Returns whether anybody listened."""
         plain: list[MemorySubscription] = []
         groups: dict[str, list[MemorySubscription]] = {}
         for subscription in self.subscriptions:
@@ -162,7 +162,7 @@ class MemoryBus:
         self._callbacks.append(callback)
 
     async def flush(self) -> None:
-        """Return when what was published before has arrived (delayed copies excepted)."""
+        """Return when everything published before has arrived, except delayed copies."""
         arrived = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(arrived.set_result, None)
         await arrived
@@ -181,7 +181,7 @@ class MemoryBus:
         self._replies.fail_all("the bus is closed")
 
     def connection_changed(self, up: bool) -> None:
-        """Told by the broker."""
+        """The broker says whether the connection is up."""
         if self._closed:
             return
         if not up:

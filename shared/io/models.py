@@ -1,5 +1,5 @@
-"""Model names to local folders, without torch: an alias, a folder in Hugging Face format, a hub id, or the
-toy.
+"""Model names to local folders, without torch: an alias, a folder in Hugging Face format, a hub id, or
+the toy.
 
 Converted models live in `~/.cache/tsukimi/models`, or in the folder that TSUKIMI_CACHE names. A model folder
 appears there whole or not at all.
@@ -51,7 +51,7 @@ def models_folder() -> Path:
 
 
 def resolve_model(model: str) -> ModelPath:
-    """Find a model on this machine; downloads nothing. Raises Invalid saying what was looked for and how to
+    """Find a model on this machine without downloading. Raises Invalid saying what was looked for and how to
     get it."""
     if model.partition(":")[0] == TOY:
         return ModelPath(TOY, TOY)

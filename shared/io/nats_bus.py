@@ -1,7 +1,7 @@
 """The control bus over core NATS. The only module that imports nats; its errors end here.
 
-The connection comes back by itself, for ever, and every subscription with it. What is published meanwhile waits in a
-bounded buffer; requests under way when it is lost fail at once with Unavailable.
+A lost connection is retried without end, and every subscription comes back with it. What is published meanwhile waits in
+a bounded buffer. Requests under way when the connection is lost fail at once with Unavailable.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CONNECT_TIMEOUT_S = 2
 RETRY_S = 0.25
 PING_S = 2
 UNANSWERED_PINGS = 3
-"""More than these, and the connection is taken for lost."""
+"""Pings without an answer beyond which the connection counts as lost."""
 FLUSH_S = 5
 LOG_EVERY_S = 5.0
 SETTLE_S = 5.0
-"""After an outage others come back when they do: for so long it means nothing that nobody listens to a stream."""
+"""Seconds after an outage during which a stream without a listener means nothing: listeners may still be reconnecting."""
 INBOX_MESSAGES = 1 << 16
 INBOX_BYTES = 64 << 20
-"""What may wait for a subscription's turn on the event loop; more is dropped and counted as messages_dropped."""
+"""Most messages of a subscription that wait for the event loop; more are dropped, counted as messages_dropped."""
 Counted = Literal["messages_dropped", "bus_errors", "reconnects"]
 COUNTERS: tuple[Counted, ...] = get_args(Counted)
 """Monotonic totals of a connection, beside those of dispatch."""
@@ -55,9 +55,9 @@ async def connect(
     pending_bytes: int = 8 << 20,
     close_timeout_s: float = 5.0,
 ) -> NatsBus:
-    """Connect, waiting (and saying so) for as long as no server answers. Raises Invalid on a malformed URL.
+    """Connect. While no server answers, wait and log that. Raises Invalid on a malformed URL.
 
-    `max_handlers` bounds how many handlers of one subscription run at once; `pending_bytes` what waits to be sent.
+    `max_handlers` bounds how many handlers of one subscription run at once. `pending_bytes` bounds what waits to be sent.
     """
     bus = NatsBus(max_handlers, close_timeout_s)
     await bus.start(url, name, pending_bytes)
@@ -66,15 +66,15 @@ async def connect(
 
 class _Client(Client):
     async def flush(self, timeout: int = FLUSH_S) -> None:
-        """A round trip behind everything pending. The base class sends its PING ahead of what waits to be written, so
-        that a drain would end before the server knew of it."""
+        """A round trip after everything pending. The base class sends its PING before what waits to be written, so that
+        a drain would end before the server knew of it."""
         await self._flush_pending(force_flush=True)
         await super().flush(timeout)
 
 
 class NatsBus:
     """See shared.io.bus.Bus. `failed` ends with an exception if the connection is given up for good: a bug, or a server
-    that threw us out; a service lets that end its process."""
+    that rejects us. A service lets that end its process."""
 
     def __init__(self, max_handlers: int, close_timeout_s: float) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,14 +118,14 @@ class NatsBus:
         log.info("bus_connected", url=url, max_payload_bytes=self.max_payload_bytes)
 
     async def stop_listening(self) -> None:
-        """End all subscriptions: nobody answers here any more, and askers are told so at once. Returns when the running
-        handlers have answered; those still running after `close_timeout_s` are cancelled and answer Unavailable."""
+        """End all subscriptions, so that askers learn at once that nobody answers here. Returns when the running handlers
+        have answered. Those that still run after `close_timeout_s` are cancelled and answer Unavailable."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(self._leave(subscription) for subscription in subscriptions))
         await self._dispatcher.drain(self._close_timeout_s)
 
     async def close(self) -> None:
-        """Stop listening, send what is to be sent, disconnect. Idempotent."""
+        """Stop listening, send what is pending, disconnect. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -134,7 +134,7 @@ class NatsBus:
         self._up = False
         try:
             await self._client.close()
-        except (nats.errors.Error, OSError) as e:  # what was still to be sent found no connection
+        except (nats.errors.Error, OSError) as e:  # there was no connection for what was pending
             log.warning("bus_closed_with_unsent_messages", error=str(e))
         self._replies.fail_all("the bus is closed")
 
@@ -172,7 +172,7 @@ class NatsBus:
         return decode_reply(answer, reply)
 
     async def flush(self) -> None:
-        """Return once the server has everything published before; at once while there is no connection."""
+        """Return once the server has everything published before, or at once while there is no connection."""
         if not self.connected:
             return
         try:
@@ -224,7 +224,7 @@ class NatsBus:
             await self._leave(subscription)
 
     async def _leave(self, subscription: Any) -> None:  # Any: the client leaves `drain` untyped
-        """Unsubscribe; messages that the server has sent before it knew are still handled."""
+        """Unsubscribe. Messages that the server sent before it knew are still handled."""
         try:
             async with asyncio.timeout(FLUSH_S):
                 if self.connected:
@@ -234,14 +234,14 @@ class NatsBus:
         except (
             nats.errors.Error,
             OSError,
-        ) as e:  # the connection went away under it, and the subscription too
+        ) as e:  # the connection was lost meanwhile, and the subscription with it
             log.info("bus_unsubscribe_failed", subject=subscription.subject, error=str(e))
 
     async def _on_reply(self, message: Msg) -> None:
         if not message.data and message.headers and message.headers.get("Status") == NO_RESPONDERS:
             self._replies.fail(message.subject, Unavailable("nobody answers for it"))
             settled = asyncio.get_running_loop().time() - self._found_at >= SETTLE_S
-            if self._up and settled:  # word may come before we are told that the connection is back
+            if self._up and settled:  # word may come before we know that the connection is back
                 self._replies.unheard(message.subject)
         else:
             self._replies.deliver(message.subject, message.data)
@@ -260,7 +260,7 @@ class NatsBus:
             self._counters["bus_errors"] += 1
             log.warning("bus_error", error=repr(error))
             return
-        if self._up:  # the loss itself is told by _on_lost
+        if self._up:  # _on_lost reports the loss itself
             return
         now = asyncio.get_running_loop().time()
         if now - self._said_at >= LOG_EVERY_S:
@@ -291,7 +291,7 @@ class NatsBus:
         try:
             for callback in self._callbacks:
                 callback(up)
-        except Exception as bug:  # must not end the client's own task, which would go quiet
+        except Exception as bug:  # must not end the client's own task: it would fall silent
             self._fail(bug)
 
     def _fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What nats-py raises, in this project's own words. Every class of nats.errors is named here (a test says so)."""
+"""Turns the errors of nats-py into this project's own. Every class of nats.errors is named here; a test checks that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEANING: dict[type[Exception], type[TsukimiError]] = {
     nats.UnexpectedEOF: Unavailable,
     nats.ProtocolError: Unavailable,
     nats.JsonParseError: Unavailable,
-    # nobody there, or not in time, or too much
+    # nobody there, too late, or too much
     nats.NoRespondersError: Unavailable,
     nats.TimeoutError: DeadlineExceeded,
     nats.FlushTimeoutError: DeadlineExceeded,
@@ -36,7 +36,7 @@ MEANING: dict[type[Exception], type[TsukimiError]] = {
     nats.OutboundBufferLimitError: Overloaded,
     nats.SlowConsumerError: Overloaded,
     nats.MaxPayloadError: TooLarge,
-    # the server will not have us
+    # the server rejects us
     nats.AuthorizationError: Refused,
     nats.InvalidUserCredentialsError: Refused,
     nats.SecureConnRequiredError: Refused,

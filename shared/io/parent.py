@@ -1,4 +1,4 @@
-"""No orphans: a process that was started for another one ends with it, however that one ended."""
+"""No orphans: a process started for another one ends with it, however the other ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends (on Linux; elsewhere only watch_parent helps).
 
-    It is the parent's *thread* that counts: start services from one that lives as long as they do.
+    The kernel watches the parent's *thread*: start services from a thread that lives as long as they do.
     """
     if os.getppid() != parent_pid:
-        return  # started through something else; watch_parent sees to it
+        return  # started through another program; watch_parent handles that
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it ended between the two calls
+        if os.getppid() != parent_pid:  # the parent ended between the two calls
             os._exit(1)
 
 

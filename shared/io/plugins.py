@@ -1,7 +1,7 @@
-"""Classes of a user's own, named `module:Class`, beside the ones that are built in.
+"""Users' own classes, named `module:Class`, besides the built-in ones.
 
-Core keeps registries by name and imports nothing by name itself. A shell calls `register` with the configured name before
-it makes a machine.
+Core keeps registries by name and imports nothing by name. A shell calls `register` with the configured name before it
+makes a machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def register(
 ) -> None:
     """Guarantee that `name` is in the registry: it is there already, or it is `module:Class` and is imported.
 
-    `adapt` makes the registry's kind of entry from the class; without it the class is the entry. The current folder can
-    be imported from. Raises Invalid, naming `param`, if nothing of that name can be had.
+    `adapt` makes the registry's kind of entry from the class. Without it the class is the entry. Modules in the current
+    folder can be imported. Raises Invalid, naming `param`, if there is nothing of that name.
     """
     if name in registry:
         return
@@ -36,5 +36,5 @@ def register(
     try:
         found = getattr(importlib.import_module(module), attribute)
         registry[name] = found if adapt is None else adapt(found)
-    except Exception as e:  # whatever a user's module raises while it is imported
+    except Exception as e:  # a user's module may raise anything while it is imported
         raise Invalid(f"{param} {name!r} can't be loaded: {type(e).__name__}: {e}", param=param) from e

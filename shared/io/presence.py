@@ -1,4 +1,4 @@
-"""How a node is known in the cluster: announcements, heartbeats, and a word on leaving."""
+"""How a node is known in the cluster: announcements, heartbeats, and a message on leaving."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shared.protocol.ids import Incarnation, NodeId, Role
 log = structlog.get_logger(__name__)
 
 COALESCE_S = 0.02
-"""Heartbeats on change are at least this far apart."""
+"""Least time between two heartbeats on change, in seconds."""
 
 
 class Known(Protocol):
-    """What can tell who it is and how busy."""
+    """Something that knows what it is and how busy it is."""
 
     def info(self) -> NodeInfo: ...
 
@@ -30,8 +30,8 @@ class Known(Protocol):
 
 
 class Presence:
-    """Announces a node at start, when asked, after a reconnect, and on roll calls; beats every `heartbeat_s` and on
-    change. While disconnected it stays silent (old heartbeats are worse than none) and catches up at the reconnect."""
+    """Announces a node at start, when asked, after a reconnect, and on roll calls. Sends heartbeats every `heartbeat_s`
+    and on change. While disconnected it sends nothing, because old heartbeats are worse than none."""
 
     def __init__(
         self, bus: Bus, role: Role, node: NodeId, incarnation: Incarnation, heartbeat_s: float
@@ -47,7 +47,7 @@ class Presence:
         self._unannounced = asyncio.Event()
 
     async def begin(self, known: Known, tasks: asyncio.TaskGroup) -> None:
-        """Announce, and keep doing what the class says until `tasks` end."""
+        """Announce, and do what the class says until `tasks` end."""
         self._known = known
         self._bus.on_connection(self._on_connection)
         await self._bus.subscribe(subjects.ROLL_CALL, RollCall, self._on_roll_call)
@@ -65,7 +65,7 @@ class Presence:
         self._changed.set()
 
     async def leave(self) -> None:
-        """A graceful end: nobody need wait for the heartbeats to stop."""
+        """Say that the node leaves, so that nobody waits for missing heartbeats."""
         if self._known is not None and self._bus.connected:
             await self._publish(subjects.LEAVE, NodeLeft(self._node, self._incarnation))
         self._known = None
@@ -99,5 +99,5 @@ class Presence:
     async def _publish(self, subject: str, message: NodeInfo | NodeLoad | NodeLeft) -> None:
         try:
             await self._bus.publish(subject, message)
-        except TsukimiError as e:  # the connection went away just now: the next beat or reconnect tells
+        except TsukimiError as e:  # the connection was just lost: the next heartbeat or reconnect repeats it
             log.warning("presence_not_published", subject=subject, error=str(e))

@@ -1,7 +1,7 @@
 """A file of everything a machine was fed and what it ordered, so that a live run can be replayed.
 
-Records are length-prefixed msgpack of (now, event, commands). Each is written at once, in one piece: whatever ends the
-process, at most the last record is cut, and reading stops before it.
+Records are length-prefixed msgpack of (now, event, commands). Each is written at once, in one piece. However the
+process ends, at most the last record is cut, and reading stops before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """Appends to its file. A write blocks its caller for a copy into the page cache: for experiments, not production."""
+    """Appends to its file. A write blocks its caller while it copies into the page cache: for experiments only."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115  (open for the object's life)
@@ -33,7 +33,7 @@ class Recorder:
 
 
 def read_recording(path: str | Path, events: Any, commands: Any) -> Iterator[tuple[float, Any, list[Any]]]:
-    """What was recorded, in order. `events` and `commands` are unions of the machine's types. A cut tail is ignored."""
+    """The records, in order. `events` and `commands` are unions of the machine's types. A cut tail is ignored."""
     decoder = msgspec.msgpack.Decoder(tuple[float, events, list[commands]])
     with Path(path).open("rb") as file:
         while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:

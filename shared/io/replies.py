@@ -1,5 +1,5 @@
-"""Requests that wait for their reply, and streams that wait for word that nobody listens: one inbox for all, told apart
-by a token."""
+"""Requests that wait for their reply, and streams that wait for word that nobody listens. All share one inbox; a token
+tells them apart."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Replies:
 
     @contextlib.contextmanager
     def watch(self, unheard: Callable[[], None]) -> Iterator[str]:
-        """While the block runs, a reply subject for what is published to others: the bus answers there, and `unheard` is
-        called, when it had nobody to give it to. What else arrives there is dropped."""
+        """While the block runs, a reply subject for what is published to others. If the bus has nobody to give a message
+        to, it answers there, and `unheard` is called. Anything else that arrives there is dropped."""
         subject = self._fresh()
         self._watched[subject] = unheard
         try:

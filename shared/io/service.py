@@ -35,17 +35,17 @@ from shared.protocol.ids import Incarnation, NodeId, Role, new_incarnation
 log = structlog.get_logger(__name__)
 
 HANDLERS_S = 1.0
-"""Time for bus handlers that outlast the drain."""
+"""Seconds for bus handlers that outlast the drain."""
 CLOSE_S = 3.0
-"""Time for App.close; a hung one must not keep the process."""
+"""Seconds for App.close. A hung one must not keep the process."""
 EXIT_S = 10.0
-"""Time from the end of draining to the exit, whatever hangs."""
+"""Most seconds from the end of draining to the exit, whatever hangs."""
 LAST_S = 1.0
-"""Time for threads to end once all else has: one may be loading a model."""
+"""Seconds for threads to end after everything else has: one may be loading a model."""
 
 
 class App(Protocol):
-    """What a role does. Called on the event loop, one call at a time, except info and load, which may come any time."""
+    """What a role does. Called on the event loop, one call at a time. Only info and load may be called at any time."""
 
     def info(self) -> NodeInfo:
         """The complete current announcement."""
@@ -60,7 +60,7 @@ class App(Protocol):
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing new; return when nothing is left or the grace is over."""
+        """Take nothing new. Return when nothing is left or the grace time is over."""
         ...
 
     async def close(self) -> None:
@@ -69,7 +69,7 @@ class App(Protocol):
 
 
 class Context:
-    """What a service's App is given. `tasks` owns its background work: what fails there ends the process."""
+    """What a service's App is given. `tasks` owns its background work. A failure there ends the process."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Context:
         self._presence = presence
 
     async def announce_now(self) -> None:
-        """Publish App.info(), and a heartbeat soon after. Without a connection: done when it is back."""
+        """Publish App.info(), and a heartbeat soon after. Without a connection this happens when it is back."""
         await self._presence.announce_now()
 
     def heartbeat_soon(self) -> None:
-        """Something changed: send a heartbeat now, or within milliseconds of the last."""
+        """Something changed: send a heartbeat now, or as soon as the least interval allows."""
         self._presence.heartbeat_soon()
 
 
@@ -104,7 +104,7 @@ Build = Callable[[Context, C], App]
 
 
 def run(config_type: type[C], role: Role, build: Build[C]) -> None:
-    """The whole of a service's __main__. Does not return: exits."""
+    """The whole of a service's __main__. Does not return; the process exits."""
     try:
         config = load_config(config_type, role, sys.argv[1:])
     except HelpAsked as e:
@@ -126,7 +126,7 @@ class _Finished(Exception):
 
 
 async def _watched(config: C, role: Role, build: Build[C], incarnation: Incarnation) -> int:
-    """The life, under the eye of the process it is lived for."""
+    """Run the service, and end it when the process that it was started for ends."""
     if not config.parent_pid:
         return await _life(config, role, build, incarnation)
     watching = asyncio.ensure_future(watch_parent(config.parent_pid, _orphaned))
@@ -190,7 +190,7 @@ async def _serve(app: App, config: BaseConfig, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _permanent() -> Iterator[None]:
-    """What is Invalid about a node's own start (a model that is not there, say) stays so after a restart."""
+    """If a node's start raises Invalid (its model is missing, for example), a restart would not help."""
     try:
         yield
     except Invalid as e:
@@ -201,7 +201,7 @@ async def _drain(app: App, grace_s: float) -> None:
     log.info("service_draining", grace_s=grace_s)
     began = time.monotonic()
     try:
-        async with asyncio.timeout(grace_s + 0.5):  # the app should see to it itself
+        async with asyncio.timeout(grace_s + 0.5):  # the app should have ended by itself
             await app.drain(grace_s)
     except TimeoutError:
         log.warning("drain_timed_out", after_s=grace_s)
@@ -226,7 +226,7 @@ def _orphaned() -> None:
 
 
 def _exit_within(seconds: float, code: int) -> None:
-    """From here on nothing may keep the process: not a thread in a long computation, not a lost connection."""
+    """From here on nothing may keep the process, be it a thread in a long computation or a lost connection."""
     timer = threading.Timer(seconds, os._exit, [code])
     timer.daemon = True
     timer.start()

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class Stop:
-    """The wish that this process end. The first signal asks; the second one ends it at once."""
+    """A request that this process end. The first signal asks; the second one ends it at once."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()

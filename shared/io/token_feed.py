@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class TokenFeed:
-    """What can't be sent is dropped and counted: the gateway sees the gap, or the silence, and asks."""
+    """Messages that cannot be sent are dropped and counted. The gateway sees the gap or the silence, and asks."""
 
     def __init__(self, bus: Bus, node: NodeId, incarnation: Incarnation) -> None:
         self._bus = bus
@@ -36,7 +36,7 @@ class TokenFeed:
             self.dropped += 1
 
     async def run(self) -> None:
-        """Sends for ever: run it in the task group."""
+        """Send without end; run it in the task group."""
         while True:
             command = await self._waiting.get()
             batch = TokenBatch(self._node, self._incarnation, command.deltas)
@@ -49,6 +49,6 @@ class TokenFeed:
                 self._waiting.task_done()
 
     async def flushed(self) -> None:
-        """Returns when all that was published has gone out."""
+        """Return when everything published has been sent."""
         await self._waiting.join()
         await self._bus.flush()

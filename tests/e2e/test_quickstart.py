@@ -1,4 +1,4 @@
-"""The README's two commands, typed as they stand."""
+"""The README's two commands, typed as they stand, and the other targets of make that the documents name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launcher_process import nothing_left
+from tests.support.claims import QUICKSTART, claimed
 from tests.support.processes.launched import free_port
 from tests.support.processes.spawn import spawn, tail, wait_until
 from tests.support.readme import README, curl_line
@@ -50,3 +51,31 @@ def test_make_up_then_curl_then_ctrl_c(tmp_path: Path) -> None:
         make.wait(60)
     assert nothing_left([p.process for p in state.processes], port)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def make(*words: str, run_dir: Path) -> None:
+    done = subprocess.run(
+        ["make", "--directory", str(README.parent), *words], env=os.environ | {"TSUKIMI_RUN_DIR": str(run_dir)},
+        capture_output=True, text=True, timeout=290, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("text", claimed(f"{QUICKSTART}::test_make_target"))
+def test_make_target(text: str, tmp_path: Path) -> None:
+    """A target succeeds; a program is there after `make install`."""
+    target = text.removeprefix("make ")
+    make(target if target != text else "install", run_dir=tmp_path / "run")
+    if target == text:
+        subprocess.run([README.parent / text, "--help"], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", claimed(f"{QUICKSTART}::test_make_down_stops_a_cluster_in_the_background"))
+def test_make_down_stops_a_cluster_in_the_background(text: str, tmp_path: Path) -> None:
+    run_dir, port = RunDir(tmp_path / "run"), free_port()
+    small = "--kv-memory 64M --pool-memory 64M"
+    make("up", "MODEL=toy", f"ARGS=--detach --port {port} {small}", run_dir=run_dir.path)
+    state = run_dir.read()
+    assert state is not None
+    make(text.removeprefix("make "), run_dir=run_dir.path)
+    assert nothing_left([p.process for p in state.processes], port)

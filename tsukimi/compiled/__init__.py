@@ -1,5 +1,5 @@
-"""The scheduling code and the simulator, compiled ahead by mypyc: the same source, about a third sooner.
+"""The scheduling code and the simulator, compiled ahead by mypyc: the same source, in about two thirds of the time.
 
-Built by `make install` (`python -m tsukimi.compiled.build`); `tsukimi simulate` uses what was built of the very source
-it would run, and runs that source itself where there is nothing.
+`make install` builds it (`python -m tsukimi.compiled.build`). `tsukimi simulate` uses a build only if it was made from
+the present source; else it runs the source.
 """

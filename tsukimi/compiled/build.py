@@ -1,6 +1,6 @@
 """python -m tsukimi.compiled.build: compile the scheduling code for this interpreter, once per source.
 
-Whole or not at all. A machine that can't is told why in a line, and nothing else changes for it.
+A build is whole or absent. A machine that cannot compile gets one line with the reason, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.io.config import environment
 from tsukimi.compiled import sources
 
 GROUPS = 2
-"""Compiled side by side; calls within one are cheaper than between two."""
+"""Groups of modules that are compiled in parallel. Calls within a group are cheaper than between groups."""
 
 PROGRAM = """
 import json, sys
@@ -34,11 +34,11 @@ setup(name="compiled", packages=[], ext_modules=extensions, script_args=["-q", *
 
 
 class CannotCompile(Exception):
-    """Why there is no build, and what brings one."""
+    """Why there is no build, and how to get one."""
 
 
 def build() -> Path:
-    """The folder with the build of the sources as they are. Raises CannotCompile."""
+    """The folder with a build of the present sources. Raises CannotCompile."""
     folder = sources.folder()
     if folder.is_dir():
         return folder
@@ -66,7 +66,7 @@ def _require() -> None:
 
 
 def _compile(temp: Path) -> Path:
-    """From a copy: nothing is left beside the sources, and what changes there meanwhile does not matter."""
+    """Compile a copy: nothing is left beside the sources, and changes to them meanwhile do not matter."""
     for package in ("shared", "tsukimi"):
         shutil.copytree(sources.ROOT / package, temp / package, ignore=shutil.ignore_patterns("__pycache__"))
     paths = [path.as_posix() for path in sources.to_compile()]

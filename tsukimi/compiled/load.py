@@ -14,7 +14,7 @@ from tsukimi.compiled import sources
 
 
 class BuildFinder(MetaPathFinder):
-    """Finds what a build has, and nothing else."""
+    """Finds the modules of a build, and no others."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {_name(path.relative_to(folder)): path for path in folder.rglob(f"*{sources.SUFFIX}")}
@@ -37,8 +37,8 @@ def _name(path: Path) -> str:
 
 
 def use_compiled() -> bool:
-    """From now on imports take what was compiled of the sources as they are. False, and nothing changes: there is no such
-    build, or some of it was imported as Python before (the two must not meet)."""
+    """Make later imports take the build of the present sources. Returns False and changes nothing if there is none, or if
+    some of its modules were already imported as Python (the two must not mix)."""
     folder = sources.folder()
     if not folder.is_dir():
         return False

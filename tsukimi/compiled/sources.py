@@ -13,11 +13,11 @@ from shared.io.models import models_folder
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("shared/core", "tsukimi/simulate")
 DEPENDS_ON = (*PACKAGES, "shared/protocol")
-"""A build holds constants of these."""
+"""A change in any of these makes a build out of date: it contains their constants."""
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
-"""Names the interpreter that a build is for."""
+"""The interpreter that a build is for."""
 OPTIMISE = "3"
-"""As for the C compiler's -O: 1 compiles in two thirds of the time and runs a few per cent longer."""
+"""The C compiler's -O. 1 compiles in two thirds of the time, and the result runs a few per cent longer."""
 
 LEFT_OUT = (
     "shared/core/conductor/policies.py",  # users derive policies of their own from its classes
@@ -28,8 +28,8 @@ LEFT_OUT = (
 
 
 def to_compile() -> list[Path]:
-    """Modules with functions in them, relative to the root; not those that define messages, whose classes msgspec makes
-    and mypyc can't."""
+    """Modules that contain functions, relative to the root. Modules of messages are left out: msgspec makes their
+    classes, and mypyc cannot."""
     found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return [path for path in found if path.as_posix() not in LEFT_OUT and _compiles(ast.parse((ROOT / path).read_text()))]
 
@@ -47,7 +47,7 @@ def _is_struct(class_: ast.ClassDef) -> bool:
 
 @cache
 def folder() -> Path:
-    """Where a build of the sources as they are lies, if there is one."""
+    """Where a build of the present sources lies, if there is one."""
     digest = hashlib.blake2b(f"{SUFFIX} {OPTIMISE}".encode(), digest_size=8)
     for package in DEPENDS_ON:
         for path in sorted((ROOT / package).rglob("*.py")):

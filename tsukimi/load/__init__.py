@@ -1,1 +1,1 @@
-"""Load on an OpenAI-compatible server, ours or another, and how it bore it."""
+"""Puts load on any OpenAI-compatible server and reports what came of it."""

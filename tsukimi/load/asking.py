@@ -17,21 +17,21 @@ class Sample(Struct, frozen=True):
 
     number: int
     due_s: float
-    """When it was to be sent, from the start of the run: its arrival time; in a closed loop, its client's turn."""
+    """When it was due, in seconds from the start of the run: its arrival time, or its client's turn in a closed loop."""
     sent_s: float
     seconds: float
-    """From its sending to the end of its answer."""
+    """Seconds from sending to the end of the answer."""
     ttft_s: float | None = None
-    """From its sending to the first chunk with text."""
+    """Seconds from sending to the first chunk with text."""
     gaps_s: tuple[float, ...] = ()
-    """From each chunk with text to the next, whatever number of tokens a chunk has."""
+    """Seconds from each chunk with text to the next, however many tokens a chunk has."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    """As the server says in `usage`; 0 if it does not."""
+    """From the server's `usage`; 0 if it sends none."""
     finish: str = ""
     reason: str = ""
-    """Why it failed, in few words that are the same for like failures; empty: it did not."""
+    """Why it failed, in a few words that are equal for failures of one kind; empty if it did not fail."""
     error: str = ""
 
     @property
@@ -40,14 +40,14 @@ class Sample(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of the answer; a server that does not count them is taken to send one a chunk."""
+        """Tokens of the answer. A server that does not count them is assumed to send one in each chunk."""
         return self.completion_tokens or self.chunks
 
 
 async def ask(
     http: httpx.AsyncClient, load: Load, prompt: str, number: int, due_s: float, start: float
 ) -> Sample:
-    """Never raises for what goes wrong with the request: that is the sample. `start` is when the run began."""
+    """Send one request. A failure of the request is not raised: it is in the sample. `start` is when the run began."""
     outcome = Outcome()
     stamps: list[float] = []
     sent = time.perf_counter()
@@ -82,7 +82,7 @@ async def ask(
 async def _stream(
     http: httpx.AsyncClient, load: Load, prompt: str, outcome: Outcome, stamps: list[float]
 ) -> None:
-    """Events that came in one read came at the same time."""
+    """Events that came in one read get the same time."""
     async with http.stream("POST", load.path, json=load.body(prompt)) as response:
         if response.status_code != 200:
             await response.aread()

@@ -19,8 +19,8 @@ from tsukimi.prompts import never_seen
 
 
 def bench_serve(url: str, api_key: str, load: Load, json: Path | None, console: Console) -> None:
-    """Raises ToolError if the server can't be reached, refuses the warm-up, or gives no whole answer at all; the samples
-    are in the file even of a run that failed."""
+    """Raises ToolError if the server can't be reached, refuses the warm-up, or gives no whole answer at all. The samples
+    of a failed run are in the file too."""
     if json is not None and not json.parent.is_dir():
         raise ToolError(f"there is no folder {json.parent} to write {json.name} to.")
     url = url.rstrip("/").removesuffix("/v1")

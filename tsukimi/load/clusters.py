@@ -18,21 +18,21 @@ from tsukimi.errors import ToolError
 
 
 class BenchCluster(Struct, frozen=True):
-    """One that is up."""
+    """A cluster that is up."""
 
     url: str
     """The gateway's."""
     run_dir: Path
 
     def engine_s(self) -> dict[str, float]:
-        """How long each compute node's engine has been computing, since it started."""
+        """Seconds that each compute node's engine has computed since it started."""
         nodes = asyncio.run(status.ask(where.nats_url("", self.run_dir))).nodes
         return {n.node: n.counters["engine_s"] for n in nodes if n.role in status.COMPUTE}
 
 
 @contextmanager
 def cluster(*flags: str) -> Iterator[BenchCluster]:
-    """A cluster as `tsukimi up` with these flags starts it. Raises ToolError if it does not come up."""
+    """Start a cluster as `tsukimi up` does with these flags. Raises ToolError if it does not come up."""
     with tempfile.TemporaryDirectory(prefix="tsukimi-bench-") as run_dir:
         command = [sys.executable, "-m", "tsukimi"]
         port = _free_port()

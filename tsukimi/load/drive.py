@@ -1,4 +1,4 @@
-"""Send a load's requests: when one is answered (closed loop), or when their time has come (open loop)."""
+"""Sends the requests of a load: each when the one before is answered (closed loop), or at its own time (open loop)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Told = Callable[[Sample], None]
 
 
 def fitting_words(client: Client, load: Load, rng: random.Random) -> int:
-    """How many words make the wanted prompt, here. Raises ToolError if the server does not answer as it should."""
+    """How many words make a prompt of the wanted length here. Raises ToolError if the server does not answer properly."""
 
     def count_tokens(prompt: str) -> int:
         outcome = Outcome()
@@ -30,7 +30,7 @@ def fitting_words(client: Client, load: Load, rng: random.Random) -> int:
 
 
 async def drive(url: str, api_key: str, load: Load, words: int, told: Told) -> list[Sample]:
-    """All samples, by number; `told` of each as it ends. Raises Failed if a warm-up request fails."""
+    """All samples, by number. Calls `told` with each as it ends. Raises Failed if a warm-up request fails."""
     rng = never_seen()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(**http_options(url, api_key), limits=limits) as http:
@@ -49,7 +49,7 @@ async def _closed(http: httpx.AsyncClient, load: Load, prompts: list[str], told:
     numbers = iter(range(len(prompts)))
 
     async def one_client() -> None:
-        for number in numbers:  # shared: each takes the next
+        for number in numbers:  # shared by all clients: each takes the next
             due_s = time.perf_counter() - start
             samples.append(await ask(http, load, prompts[number], number, due_s, start))
             told(samples[-1])

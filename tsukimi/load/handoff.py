@@ -1,4 +1,4 @@
-"""`tsukimi bench handoff`: what it costs that another process decodes: KV sent layer by layer, at once, or not at all."""
+"""`tsukimi bench handoff`: the cost of decoding in another process: KV sent layer by layer, at once, or not at all."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ KV_MEMORY = "256M"
 
 
 class Delays(Struct, frozen=True):
-    """Of one topology, a value per round; and medians against the local one's."""
+    """The delays of one topology: a value per round, and medians relative to the local topology."""
 
     ttft_s: tuple[float, ...]
     second_token_s: tuple[float, ...]
-    """From the first token to the second, the first that a decode step gives."""
+    """Seconds from the first token to the second, which the first decode step makes."""
     ttft_tax: float = 0.0
-    """Median of TTFT, over the local one's, less one."""
+    """Median TTFT divided by the local one, minus 1."""
     second_token_tax: float = 0.0
-    """Median of what the second token is later than the local one's, as a share of the local TTFT."""
+    """Median delay of the second token beyond the local one, as a share of the local TTFT."""
 
 
 class HandoffReport(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a load test found, for people and for programs. Failures are counted apart and are in none of the times."""
+"""What a load test found, for people and for programs. Failures are counted separately and are in none of the times."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tsukimi.load.settings import Load
 from tsukimi.simulate.measure import mean_of_longest, spread
 
 Spread = dict[str, float] | None
-"""mean, p50, p90, p99; None: nothing to measure."""
+"""mean, p50, p90 and p99 in seconds; None if there was nothing to measure."""
 
 
 class Goodput(Struct, frozen=True):
-    """Of the requests that met every objective given."""
+    """Requests that met every given objective."""
 
     requests_per_s: float
     share: float
-    """Of all that were sent, failed ones included."""
+    """Share of all requests sent, failed ones included."""
 
 
 class LoadReport(Struct, frozen=True):
     url: str
     load: Load
     seconds: float
-    """From the first sending to the last end."""
+    """Seconds from the first sending to the last end."""
     completed: int
     failures: dict[str, int]
     ttft_s: Spread
     tbt_s: Spread
     """Gaps between chunks with text, of all answers together."""
     tpot_s: Spread
-    """Of each answer: from its first chunk to its last, by the tokens after the first."""
+    """For each answer: time from its first chunk to its last, divided by the tokens after the first."""
     latency_s: Spread
     output_tokens_per_s: float
     requests_per_s: float
@@ -46,9 +46,9 @@ class LoadReport(Struct, frozen=True):
     output_tokens: int
     tokens_per_chunk: float
     uncounted: int
-    """Answers whose server did not say how many tokens they have: a chunk counts as one."""
+    """Answers without a token count from the server: each chunk counts as one token."""
     worst_delay_s: float
-    """By how much this client was late to send a request."""
+    """Seconds by which this client was late in sending a request."""
     samples: tuple[Sample, ...]
 
 

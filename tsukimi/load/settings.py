@@ -1,4 +1,4 @@
-"""What load to put on what."""
+"""What load to put on which model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """`rate` 0: closed loop, `concurrency` clients who each wait for their answer before they ask again. Else open loop:
-    requests come when they come, however many are unanswered."""
+    """`rate` 0 is a closed loop: each of `concurrency` clients waits for its answer before it asks again. Else it is an
+    open loop: requests are sent at their own times, however many are unanswered."""
 
     model: str
     requests: int = 64
@@ -20,7 +20,7 @@ class Load(Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     """Requests a second, as a Poisson process."""
     seed: int = 0
-    """Of the arrival times."""
+    """Seed of the arrival times."""
     warmup: int = 1
     chat: bool = False
     ignore_eos: bool = False
@@ -43,13 +43,13 @@ class Load(Struct, frozen=True, kw_only=True):
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
-        if self.ignore_eos:  # not of OpenAI's API: only sent when asked for
+        if self.ignore_eos:  # not in OpenAI's API: only sent when asked for
             body["ignore_eos"] = True
         return body
 
 
 def arrivals(rate: float, requests: int, seed: int) -> list[float]:
-    """When each request comes, in seconds from the start: the first at once, then Poisson. Equal for equal arguments."""
+    """When each request is sent, in seconds from the start: the first at 0, then a Poisson process. Deterministic."""
     rng = random.Random(seed)
     times, at = [], 0.0
     for _ in range(requests):

@@ -27,7 +27,7 @@ TOPOLOGIES = {
     "colocated": ("--prefill", "0", "--decode", "1", "--threads", "2"),
     "disaggregated": ("--prefill", "1", "--decode", "1", "--threads", "1"),
 }
-"""Both compute with two threads in all, as the peer does."""
+"""Both use two compute threads in all, as transformers does."""
 PEER_THREADS = 2
 
 
@@ -35,16 +35,16 @@ class StackReport(Struct, frozen=True):
     load: Load
     dtype: str
     tokens_per_s: dict[str, tuple[float, ...]]
-    """Output tokens, by topology and for `transformers`; a value per round."""
+    """Output tokens per second, for each topology and for `transformers`; a value per round."""
     ratios: dict[str, float]
-    """Of medians, to transformers."""
+    """Median throughput divided by that of transformers."""
     engine_shares: dict[str, tuple[dict[str, float], ...]]
-    """Of the time under load, how much each node's engine computed, by topology; a value per round. What a worker with
-    all the work lacks to 1 goes to everything around its engine: gateway, bus, batching, asyncio."""
+    """Share of the time under load in which each node's engine computed, for each topology; a value per round. What a
+    fully loaded worker lacks to 1 is spent around its engine: gateway, bus, batching, asyncio."""
 
 
 class Peer:
-    """transformers in a process of its own, which computes only when asked."""
+    """transformers in its own process, which computes only when asked."""
 
     def __init__(self, load: Load, dtype: str) -> None:
         self._tokens = load.concurrency * load.output_tokens
@@ -117,7 +117,7 @@ def _measured(running: BenchCluster, load: Load) -> tuple[float, dict[str, float
     finally:
         client.close()
     load = replace(load, warmup=0)
-    uvloop.run(drive(running.url, "", replace(load, requests=1), words, _nobody))  # not to be measured
+    uvloop.run(drive(running.url, "", replace(load, requests=1), words, _nobody))  # a warm-up, not measured
     before = running.engine_s()
     samples = uvloop.run(drive(running.url, "", load, words, _nobody))
     report = summarise(running.url, load, samples)

@@ -60,7 +60,7 @@ class Launcher:
         self._nats_found = asyncio.Event()
 
     async def run(self) -> int:
-        """Returns when no process is left: 0 after a wish to stop, 1 when the cluster failed."""
+        """Returns when no process is left: 0 if asked to stop, 1 if the cluster failed."""
         me = identify(os.getpid())
         assert me is not None
         self._me = me
@@ -102,7 +102,7 @@ class Launcher:
         return None
 
     async def _start(self, name: str) -> Event | None:
-        """Starts the process, sees it through, and reports its end."""
+        """Start the process, wait for it, and report its end."""
         log = self._run_dir.log_of(name)
         try:
             process = await spawn(self._specs[name].argv, log)
@@ -121,14 +121,14 @@ class Launcher:
         return sv.ProcessExited(name=name, code=code)
 
     async def _confirm_ready(self) -> None:
-        """Every node says it is ready: believe it once the gateway answers so over HTTP."""
+        """Every node says it is ready. Wait until the gateway confirms it over HTTP."""
         asked = 0
         while not self._supervisor.stopping:
             status = await http_status(self._addresses.http_host, self._addresses.http_port, "/ready")
             if status == 200:
                 self._report.summary(self._summary)
                 self._ready = True
-                self._write_state()  # after the summary: who waits for this state wants to read that first
+                self._write_state()  # after the summary, so that whoever waits for this state can read it
                 return
             asked += 1
             if asked == 100:

@@ -8,14 +8,13 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from tsukimi.errors import ToolError
 
 PORTS = range(14222, 22222)
-"""Below the kernel's range for outgoing connections: a client that redials a dead server's port in that range may, by
-chance, be given that very port as its own, connect to itself, and keep the server from coming back."""
+"""These ports lie below the kernel's range for outgoing connections. A client that redials a dead server's port within
+that range may get the same port as its own, connect to itself, and keep the server from coming back."""
 
 HOST = "127.0.0.1"
 
@@ -29,7 +28,7 @@ def find_binary() -> str:
 
 
 def free_port() -> int:
-    """A port nobody listens on, sought from a place that differs between launchers started at the same time."""
+    """A port that nobody listens on. Launchers started at the same time begin their search at different ports."""
     start = (os.getpid() * 37) % len(PORTS)
     for i in range(len(PORTS)):
         port = PORTS[(start + i) % len(PORTS)]
@@ -39,7 +38,7 @@ def free_port() -> int:
 
 
 def can_bind(host: str, port: int) -> bool:
-    """Whether nobody listens there. Raises PermissionError for a port that this user may not have."""
+    """Whether nobody listens there. Raises PermissionError if this user may not bind the port."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -51,8 +50,8 @@ def can_bind(host: str, port: int) -> bool:
     return True
 
 
-def arguments(binary: str, port: int, store: Path) -> Iterable[str]:
-    return (binary, "--addr", HOST, "--port", str(port), "--jetstream", "--store_dir", str(store))
+def arguments(binary: str, port: int) -> tuple[str, ...]:
+    return (binary, "--addr", HOST, "--port", str(port))
 
 
 async def answers(port: int) -> bool:

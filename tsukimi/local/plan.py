@@ -1,11 +1,10 @@
-"""From what a person asks for to the processes that make it."""
+"""Turns what a person asks for into the processes to start."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -25,9 +24,9 @@ MODULES: dict[Role, str] = {
 NATS = "nats"
 GATEWAY = "gateway-0"
 GRACE_S = 10.0
-"""What a service gets to drain."""
+"""Seconds that a service gets to drain."""
 KILL_AFTER_S = 5.0
-"""How much longer the launcher waits before it kills."""
+"""Seconds that the launcher waits beyond that before it kills."""
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -49,7 +48,7 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     port: int = 8000
     threads: int = 0
-    """Per decode node and stage of a prefill node; 0: the cores shared out among them."""
+    """Threads of each decode node and of each stage of a prefill node; 0: the cores, divided among them."""
     kv_bytes: int = 1 << 30
     pool_bytes: int = 1 << 30
     policy: str = ""
@@ -59,7 +58,7 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> int:
-        """What the cluster takes for KV, at the least."""
+        """Bytes that the cluster takes for KV, at least."""
         return (self.prefill + self.decode) * self.kv_bytes + self.cache * self.pool_bytes
 
 
@@ -96,10 +95,8 @@ def threads_each(options: ClusterOptions, cores: int) -> int:
     return options.threads or max(1, cores // max(1, computing))
 
 
-def plan(
-    options: ClusterOptions, nats_port: int, nats_store: Path, nats_binary: str
-) -> tuple[ServiceSpec, ...]:
-    """All processes: nats-server first and last to go; the gateway first to go, so that its streams can end."""
+def plan(options: ClusterOptions, nats_port: int, nats_binary: str) -> tuple[ServiceSpec, ...]:
+    """All processes. nats-server starts first and stops last. The gateway stops first, so that its streams can end."""
     compute = {
         "model": options.model, "dtype": options.dtype, "kv_bytes": str(options.kv_bytes),
         "threads": str(threads_each(options, os.cpu_count() or 1)),
@@ -114,9 +111,7 @@ def plan(
         ("gateway", 1, {"port": str(options.port), "model": options.model}),
     ]
     url = f"nats://{nats.HOST}:{nats_port}"
-    server = ServiceSpec(
-        name=NATS, argv=tuple(nats.arguments(nats_binary, nats_port, nats_store)), stop_wave=2, grace_s=5.0
-    )
+    server = ServiceSpec(name=NATS, argv=nats.arguments(nats_binary, nats_port), stop_wave=2, grace_s=5.0)
     services = [
         _service(options, role, f"{role}-{i}", {"nats_url": url, **fields})
         for role, count, fields in nodes

@@ -1,4 +1,4 @@
-"""Processes by identity: a pid alone may have been given to a stranger since, a pid with its start time cannot."""
+"""Processes by identity. A pid alone may have been reused; a pid with its start time identifies one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def send(process: ProcessId, signal_: signal.Signals) -> None:
-    """Signal it if it is still that process; else nothing."""
+    """Signal it if it is still that process; else do nothing."""
     if is_alive(process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal_)
@@ -54,7 +54,7 @@ def wait_gone(processes: Iterable[ProcessId], timeout_s: float) -> list[ProcessI
 
 
 def kill_all(processes: Iterable[ProcessId], timeout_s: float = 5.0) -> list[ProcessId]:
-    """SIGKILL each and wait; returns what would not go."""
+    """SIGKILL each and wait. Returns those that did not end."""
     targets = list(processes)
     for process in targets:
         send(process, signal.SIGKILL)
@@ -62,9 +62,9 @@ def kill_all(processes: Iterable[ProcessId], timeout_s: float = 5.0) -> list[Pro
 
 
 async def spawn(argv: tuple[str, ...], log: Path) -> asyncio.subprocess.Process:
-    """Start a process that dies with this one, out of reach of the terminal's Ctrl-C, writing to the end of `log`.
+    """Start a process that dies with this one, does not get the terminal's Ctrl-C, and appends to `log`.
 
-    To be called in the main thread: the death signal comes when the calling thread ends."""
+    Call it in the main thread: the death signal comes when the calling thread ends."""
     with log.open("ab") as out:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(SHIM), str(os.getpid()), *argv,

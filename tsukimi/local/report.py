@@ -25,7 +25,7 @@ class Report(Protocol):
     def tell(self, name: str, text: str) -> None: ...
 
     def summary(self, lines: list[str]) -> None:
-        """Said when all are ready."""
+        """Called when all are ready."""
         ...
 
     def failure(self, name: str, why: str, log: str, log_tail: list[str]) -> None: ...
@@ -48,7 +48,7 @@ class LineReport:
     def stage(self, name: str, stage: str, detail: str) -> None:
         step = f"{stage} {NUMBER.sub('', detail)}"
         if self._steps.get(name) == step:
-            return  # only a percentage moved: the table shows that, lines would drown the rest
+            return  # only a percentage changed: the table shows it, and lines would hide the rest
         self._steps[name] = step
         self._line(f"{name:<12} {stage}{f' ({detail})' if detail else ''}", STYLES.get(stage, ""))
 

@@ -1,4 +1,4 @@
-"""The folder of one local cluster: who runs there, where its logs are. One cluster a folder, kept by a file lock."""
+"""The folder of one local cluster: who runs there, where its logs are. A file lock allows one cluster in a folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
-        self.nats_store = path / "nats"
         self._state = path / "cluster.json"
         self._lock: IO[bytes] | None = None
 
@@ -53,7 +52,7 @@ class RunDir:
     # -- the launcher's side -----------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Become the folder's only launcher, and clear what a crashed one left. Raises ToolError if one is running."""
+        """Become the folder's only launcher and clear what a crashed one left. Raises ToolError if another is running."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / "lock").open("ab")
         try:
@@ -72,8 +71,7 @@ class RunDir:
         draft.replace(self._state)
 
     def release(self, *, keep_state: bool) -> None:
-        """Idempotent. A failed cluster keeps its state, which says why."""
-        shutil.rmtree(self.nats_store, ignore_errors=True)
+        """Idempotent. The state of a failed cluster is kept, because it says why."""
         if not keep_state:
             self._state.unlink(missing_ok=True)
         if self._lock is not None:
@@ -88,10 +86,10 @@ class RunDir:
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError:
-            return None  # of another version: nothing to say about its processes
+            return None  # written by another version: its processes are unknown
 
     def is_locked(self) -> bool:
-        """Whether a launcher lives here."""
+        """Whether a launcher runs here."""
         try:
             with (self.path / "lock").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +100,7 @@ class RunDir:
         return False
 
     def clear_leftovers(self) -> None:
-        """End what a crashed launcher left, by identity, and forget its state. Raises ToolError if one won't."""
+        """End the processes that a crashed launcher left, and forget its state. Raises ToolError if one stays."""
         state = self.read()
         if state is not None:
             left = kill_all(p.process for p in state.processes)
@@ -114,9 +112,8 @@ class RunDir:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is written down of a cluster that is gone."""
+        """Delete the state of a cluster that is gone."""
         self._state.unlink(missing_ok=True)
-        shutil.rmtree(self.nats_store, ignore_errors=True)
 
     def already_running(self) -> str:
         state = self.read()
@@ -133,13 +130,13 @@ class RunDir:
 
 
 def display_path(path: Path) -> str:
-    """As short as it gets from the current folder."""
+    """The path relative to the current folder if it lies in it, else as it is."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
 
 
 def tail(log: Path, lines: int) -> list[str]:
-    """The last lines of a log, without reading all of a long one."""
+    """The last lines of a log. Does not read the whole of a long one."""
     try:
         with log.open("rb") as f:
             f.seek(0, os.SEEK_END)

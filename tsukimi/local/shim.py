@@ -1,7 +1,7 @@
 """Runs a command that dies when its parent does: `python shim.py PARENT_PID COMMAND...`.
 
-Linux sends the signal asked for by PR_SET_PDEATHSIG when the parent's thread ends, however it ends; the wish survives
-exec and the pid stays the same. Alone in its file and free of imports from here, so that it starts in a few milliseconds.
+Linux sends the signal set by PR_SET_PDEATHSIG when the parent's thread ends, however it ends. The setting survives exec,
+and the pid stays the same. This file imports nothing of this project, so that it starts in a few milliseconds.
 """
 
 from __future__ import annotations

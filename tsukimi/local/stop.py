@@ -1,4 +1,4 @@
-"""`tsukimi down`: from a wish to no process, whatever state the launcher is in."""
+"""`tsukimi down`: ends all processes, whatever state the launcher is in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tsukimi.local.processes import is_alive, kill_all, send, wait_gone
 from tsukimi.local.rundir import RunDir, display_path
 
 PATIENCE_S = 45.0
-"""More than three waves of stopping take when each needs all of its grace."""
+"""Seconds: more than three waves of stopping take if each uses all of its grace."""
 
 
 def down(run_dir: RunDir, *, kill: bool = False) -> str:
-    """Stop the folder's cluster; what was done, for people. Raises ToolError when something stays."""
+    """Stop the folder's cluster. Returns what was done, for people. Raises ToolError if a process stays."""
     state = run_dir.read()
     if state is None:
         if run_dir.is_locked():
@@ -26,7 +26,7 @@ def down(run_dir: RunDir, *, kill: bool = False) -> str:
         send(state.launcher, signal.SIGKILL if kill else signal.SIGTERM)
         if wait_gone([state.launcher], PATIENCE_S):
             kill_all([state.launcher])
-    state = run_dir.read() or state  # what it had started by the end
+    state = run_dir.read() or state  # what it had started before it ended
     left = [p.process for p in state.processes if is_alive(p.process)]
     if kill_all(left):
         raise ToolError("some processes do not end: " + ", ".join(str(p.pid) for p in left))

@@ -1,9 +1,9 @@
 """When a service of the local cluster is started, restarted, given up and stopped.
 
-Pure: knows names and lives, nothing of processes. A service starts once all it needs have been ready; a dead one comes
-back after a delay that doubles while deaths are recent; the whole cluster ends, saying why, when a service reports a
-configuration error (exit code 78) or dies `give_up_after` times in a row without becoming ready. Stopping goes wave by
-wave, so that a gateway can finish its streams while the nodes behind it still work.
+Pure: it knows names and lives, not processes. A service starts once all services that it needs have been ready. A dead
+one is started again after a delay, which doubles while deaths are recent. The whole cluster ends, with the reason, when
+a service reports a configuration error (exit code 78) or dies `give_up_after` times in a row without becoming ready.
+Services stop in waves, so that a gateway can finish its streams while the nodes behind it still work.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Service:
         self.stage = ""
         self.detail = ""
         self.was_ready = False
-        """In any life: what others that need it wait for."""
+        """Whether any life of it was ready: the services that need it wait for that."""
         self.ready_now = False
         self.ready_this_life = False
         self.failures = 0
@@ -67,7 +67,7 @@ class _Service:
 
 
 class Supervisor:
-    """The machine. `handle` alone mutates it; unknown names and stale pids are ignored."""
+    """The machine. Only `handle` changes it. Unknown names and old pids are ignored."""
 
     def __init__(self, specs: tuple[ServiceSpec, ...], policy: RestartPolicy | None = None) -> None:
         self._services = {spec.name: _Service(spec) for spec in specs}

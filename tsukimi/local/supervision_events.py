@@ -1,4 +1,4 @@
-"""What happens to the processes of a local cluster, and what the supervisor has done about it."""
+"""What happens to the processes of a local cluster, and what the supervisor orders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ServiceSpec(Struct, frozen=True):
     needs: tuple[str, ...] = ()
     """Services that must have been ready once before this one starts."""
     stop_wave: int = 0
-    """Lower waves are stopped first; the next begins when the last one's processes are gone."""
+    """Lower waves are stopped first. A wave begins when the processes of the one before are gone."""
     grace_s: float = 12.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class ProcessExited(Event, frozen=True):
 
 
 class StageSeen(Event, frozen=True):
-    """A node said where it is. Of other lives than the running one: ignored."""
+    """A node announced its stage. Ignored if it is of another life than the running one."""
 
     name: str
     pid: int
@@ -58,7 +58,7 @@ class StageSeen(Event, frozen=True):
 
 
 class StopAsked(Event, frozen=True):
-    """Said again, it kills at once whatever is still there."""
+    """The second time, everything that still runs is killed at once."""
 
     reason: str = ""
 
@@ -71,7 +71,7 @@ class Ticked(Event, frozen=True):
 
 
 class StartProcess(Command, frozen=True):
-    """Ends in ProcessStarted or StartFailed; a started one in ProcessExited."""
+    """Ends in ProcessStarted or StartFailed. A started process ends in ProcessExited."""
 
     name: str
 
@@ -96,7 +96,7 @@ class ShowStage(Command, frozen=True):
 
 
 class ReportReady(Command, frozen=True):
-    """Every service is ready; said once."""
+    """Every service is ready. Ordered once."""
 
 
 class ReportFailure(Command, frozen=True):

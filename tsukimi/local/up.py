@@ -24,14 +24,14 @@ HTTP_HOST = "127.0.0.1"
 
 
 def up(options: ClusterOptions, run_dir: RunDir, console: Console) -> int:
-    """Run a cluster until it is stopped; the exit code."""
+    """Run a cluster until it is stopped. Returns the exit code."""
     run_dir.claim()
     keep_state = True
     try:
         preflight(options)
         model = fetch_model(options.model)
         port = nats.free_port()
-        specs = plan(options, port, run_dir.nats_store, nats.find_binary())
+        specs = plan(options, port, nats.find_binary())
         addresses = Addresses(nats_port=port, http_host=HTTP_HOST, http_port=options.port)
         report = make_report(console)
         try:
@@ -48,7 +48,7 @@ def up(options: ClusterOptions, run_dir: RunDir, console: Console) -> int:
 
 
 def preflight(options: ClusterOptions) -> None:
-    """Raises ToolError for what would only fail later, and worse."""
+    """Raises ToolError for what would fail later with a worse message."""
     try:
         free = nats.can_bind(HTTP_HOST, options.port)
     except PermissionError:
@@ -79,7 +79,7 @@ def available_bytes() -> int | None:
 
 
 def fetch_model(model: str) -> str:
-    """Have the model's files here, showing the progress; the id clients use. Raises ToolError when it cannot be had."""
+    """Get the model's files, showing the progress. Returns the id that clients use. Raises ToolError if that fails."""
     try:
         return resolve_model(model).name
     except Invalid as missing:
@@ -91,7 +91,7 @@ def fetch_model(model: str) -> str:
 
 
 def summary(options: ClusterOptions, model: str, run_dir: RunDir, addresses: Addresses) -> list[str]:
-    """What to do with a cluster that is ready."""
+    """Lines that say what to do with a cluster that is ready."""
     command = command_name()
     where = "" if str(run_dir.path) == ".run" else f" --run-dir {display_path(run_dir.path)}"
     return [
@@ -120,7 +120,7 @@ def command_name() -> str:
 
 
 def up_detached(arguments: list[str], run_dir: RunDir, console: Console) -> int:
-    """Start a launcher in the background with the given `up` arguments; returns once it is ready or has ended."""
+    """Start a launcher in the background with the given arguments of `up`. Returns once it is ready or has ended."""
     if run_dir.is_locked():
         raise ToolError(run_dir.already_running())
     run_dir.path.mkdir(parents=True, exist_ok=True)

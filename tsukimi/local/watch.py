@@ -1,4 +1,4 @@
-"""What the nodes say of themselves, as the supervisor's events."""
+"""Turns what nodes announce into the supervisor's events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.05
 
 
 async def watch_nats(name: str, pid: int, port: int, alive: Callable[[], bool]) -> StageSeen | None:
-    """Returns once the server greets; None when that life has ended."""
+    """Returns once the server greets; None if that life has ended."""
     while alive():
         if await nats.answers(port):
             return StageSeen(name=name, pid=pid, stage="ready")
@@ -24,7 +24,7 @@ async def watch_nats(name: str, pid: int, port: int, alive: Callable[[], bool]) 
 
 
 async def watch_nodes(url: str, feed: Callable[[StageSeen], None]) -> None:
-    """Feeds every announcement, for ever; asks for all of them whenever the bus is (back) there."""
+    """Feed every announcement, without end. Ask all nodes for theirs whenever the bus connects."""
     bus = await connect(url, name="launcher")
     found = asyncio.Event()
     try:

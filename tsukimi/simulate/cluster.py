@@ -51,7 +51,7 @@ LAYOUT = KVLayout(
     layers=80, kv_heads=8, head_dim=128, block_tokens=TRACE_BLOCK_TOKENS, dtype="bfloat16", dtype_bytes=2
 )
 REPORT_S = 0.02
-"""Load reports on change are at least this far apart, as in a live node."""
+"""Least time between two load reports on change, in seconds, as in a live node."""
 TICK_S = 60.0
 MAX_REPEAT = 1 << 20
 
@@ -78,7 +78,7 @@ class SimulatedCluster:
         self._build(namespace)
 
     def run(self, progressed: Callable[[int], None] | None = None) -> None:
-        """`progressed(done)` is called after every request."""
+        """Calls `progressed(done)` after every request."""
         self._progressed = progressed
         self.timeline.at(0.0, self._to_conductor, ConductorStarted())
         for node in self._nodes():
@@ -89,7 +89,7 @@ class SimulatedCluster:
         self.timeline.run()
 
     def check(self) -> None:
-        """All machines' laws, and that nothing is left when all requests have ended."""
+        """Check all machines' laws, and that nothing is left when all requests have ended."""
         self.conductor.check()
         self.hosts.network.check()
         for cache in self.caches.values():
@@ -208,7 +208,7 @@ class SimulatedCluster:
             self._progressed(self.measures.done)
 
     def _tick(self, _: Any) -> None:
-        """Heartbeats and clocks, while there is something to wait for."""
+        """Send heartbeats and ticks while anything is unfinished."""
         if self.measures.done == len(self.requests):
             return
         for node in self._nodes():
@@ -232,7 +232,7 @@ def _conductor_config(config: SimulationConfig) -> ConductorConfig:
         objectives=Objectives(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s),
         links=Links(config.nic_bytes_s, config.shm_bytes_s, config.message_s),
         inline_tokens=config.inline_tokens,
-        pool_answers=False,  # the answers' token ids are not known: nothing could find their blocks again
+        pool_answers=False,  # the answers' token ids are unknown: no prompt could find their blocks
         lost_after_s=FOREVER,
         stale_s=FOREVER,
     )

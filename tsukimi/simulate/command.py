@@ -1,4 +1,4 @@
-"""The options of `tsukimi simulate`. What it runs is imported when it runs: other commands do not wait for it."""
+"""The options of `tsukimi simulate`. It imports its code when it runs, so that other commands do not wait for that."""
 
 from __future__ import annotations
 

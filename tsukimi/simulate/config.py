@@ -9,18 +9,18 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
     decode_policy: str = "least_tbt"
     prefill: int = 8
-    """Prefill nodes, each on a host of its own with a cache node."""
+    """Prefill nodes, each on its own host with a cache node."""
     decode: int = 8
     balancing_threshold: float = 1.0
     seed: int = 0
     ttft_slo_s: float = 0.0
     tbt_slo_s: float = 0.0
     kv_tokens: int = 1_000_000
-    """KV memory of each prefill and decode node."""
+    """KV memory of each prefill and decode node, in tokens."""
     keep_blocks: bool = False
-    """Whether prefill and decode nodes keep blocks in own memory, beside the pool; in the papers they do not."""
+    """Whether prefill and decode nodes keep blocks in their own memory besides the pool. In the papers they do not."""
     pool_tokens: int = 3_000_000
-    """Memory of each cache node."""
+    """Memory of each cache node, in tokens."""
     chunk_tokens: int = 131_072
     """Most prompt tokens of one prefill step."""
     max_prefills: int = 1
@@ -31,4 +31,4 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     nic_bytes_s: float = 87e9
     shm_bytes_s: float = 128e9
     message_s: float = 0.001
-    """How long a control message takes."""
+    """Seconds that a control message takes."""

@@ -1,7 +1,7 @@
 """An engine that takes the time the cost model says, and computes nothing.
 
-Repeats of a pure decode step are skipped over in one event, in closed form; an interrupt ends them after the step that is
-running, as in a real engine.
+Repeated pure decode steps are one event, computed in closed form. An interrupt ends them after the running step, as in
+a real engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.protocol.ids import AttemptId
 from tsukimi.simulate.timeline import Timeline
 
 TOKEN = 1
-"""What every sequence says, all the time."""
+"""The token that every sequence samples at every step."""
 
 Ran = Callable[[list[AttemptId], float, float, int, float, float], None]
 """(sequences that sampled, run's start and end, steps, seconds of the first step, growth of each next one)."""
@@ -34,7 +34,7 @@ class _Run:
 
 
 class CostEngine:
-    """One engine; at most one step is out. `done` gets each StepDone, `ran` what was run, for the statistics."""
+    """One engine, with at most one running step. `done` gets each StepDone; `ran` gets what ran, for statistics."""
 
     def __init__(
         self, cost: CostCoefficients, timeline: Timeline, done: Callable[[StepDone], None], ran: Ran

@@ -22,7 +22,7 @@ from tsukimi.simulate.worker import SimulatedWorker
 GATEWAY = "gateway-0"
 FOREVER = float("inf")
 LIFECYCLE = ev.LifecycleConfig(budget_s=FOREVER, idle_sync_s=FOREVER, gap_sync_s=FOREVER)
-"""No message is ever lost here, so that nobody need ask after one."""
+"""Longer than any run: no message is lost here, so nobody need ask after one."""
 SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 """Answers end at their recorded length."""
 
@@ -47,9 +47,9 @@ class SimulatedGateway:
         self._measures = measures
         self._ended = ended
         self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
-        """By the attempt that is going on, with the request's number."""
+        """Running requests by their current attempt, with the request's number."""
         self._asks: dict[Ask, tuple[RequestMachine, int, AttemptId, NodeId, Any]] = {}
-        """Questions out: who asked about which attempt, whom, and the event that a refusal becomes."""
+        """Open questions: the attempt, who was asked, and the event that a refusal becomes."""
         self._ask = 0
         self._do: dict[type, Callable[[RequestMachine, int, Any, Any], None]] = {
             ev.Deliver: self._deliver,

@@ -29,14 +29,14 @@ class Hosts:
         self.network.start(self.timeline.now, self.links(source, target), size_bytes, done, argument)
 
     def links(self, source: str, target: str) -> tuple[SharedBandwidth, ...]:
-        """What bytes from one to the other flow over."""
+        """The links that bytes between two hosts flow over."""
         links = self._links.get((source, target))
         if links is None:
             links = self._links[source, target] = self._between(source, target)
         return links
 
     def moved_bytes(self) -> tuple[float, float]:
-        """Over cards, over memory."""
+        """Bytes moved over network cards, and over memory buses."""
         hosts = self._hosts.values()
         return sum(h.sending.moved_bytes for h in hosts), sum(h.memory.moved_bytes for h in hosts)
 

@@ -1,4 +1,4 @@
-"""What a run was like: times to first token, times between tokens, reuse. Failures are counted apart."""
+"""Measures of a run: times to first token, times between tokens, reuse. Failures are counted separately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Interval = tuple[float, float, int]
 """(longest, shortest, how many) intervals between tokens that grow evenly."""
 
 LONGEST_SHARE = 0.1
-"""A request's TBT is the mean of so many of its longest intervals, as in the papers."""
+"""Share of a request's intervals, the longest ones, whose mean is its TBT, as in the papers."""
 
 
 _how_many = itemgetter(2)
@@ -33,7 +33,7 @@ class _Story:
 
 
 class Measures:
-    """Collects as the run goes; `summary` at the end. The same run gives the same summary, bit for bit."""
+    """Collects during the run; `summary` is for its end. The same run gives the same summary, bit for bit."""
 
     def __init__(self, requests: list[TraceRequest]) -> None:
         self._requests = requests
@@ -58,7 +58,7 @@ class Measures:
         step_s: float,
         growth_s: float,
     ) -> None:
-        """An engine ran `steps` steps, each a little longer than the last, that gave each of these a token each."""
+        """An engine ran `steps` steps, each a little longer than the last. Each step gave each sequence one token."""
         all_of_them = (step_s + growth_s * (steps - 1), step_s, steps)
         known = self._stories.get
         for attempt in attempts:
@@ -66,7 +66,7 @@ class Measures:
             if story is None:
                 self._stories[attempt] = _Story(ended_s)
                 continue
-            if story.last_s == started_s:  # it was in the run before, too
+            if story.last_s == started_s:  # it was in the previous run, too
                 story.intervals.append(all_of_them)
             else:
                 gap_s = started_s + step_s - story.last_s
@@ -86,7 +86,7 @@ class Measures:
             self._tbt_s[number] = mean_of_longest(story.intervals)
 
     def failed(self, number: int, error: WireError) -> None:
-        """Its times count nowhere."""
+        """The request failed. Its times are not counted."""
         self._errors[error.code] += 1
         self._ttft_s.pop(number, None)
 
@@ -111,7 +111,7 @@ class Measures:
         }
 
     def goodput(self, ttft_s: float, tbt_s: float) -> float:
-        """Share of all requests, failed ones included, that met both objectives (0: none is set)."""
+        """Share of all requests, failed ones included, that met both objectives (0 for one that is not set)."""
         good = 0
         for number in self._ended:
             in_time = not ttft_s or self._ttft_s[number] <= ttft_s
@@ -120,7 +120,7 @@ class Measures:
 
 
 def mean_of_longest(intervals: list[Interval]) -> float:
-    """Mean of the longest tenth. Evenly growing intervals are taken from their long end."""
+    """Mean of the longest tenth of the intervals. Runs of evenly growing intervals are taken from their long end."""
     count: int = sum(map(_how_many, intervals))
     wanted = left = max(1, ceil(count * LONGEST_SHARE))
     total = 0.0

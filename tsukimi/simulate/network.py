@@ -1,7 +1,7 @@
-"""Links shared fairly by whatever flows over them at a time.
+"""Network links that the flows on them share fairly.
 
-A flow crosses a sender's and a receiver's side (or the memory bus of one host) and gets, on the tightest of them, an
-equal share. Rates change only when a flow begins or ends: between such moments everything is a straight line.
+A flow crosses a sender's and a receiver's link, or the memory bus of one host. Its rate is an equal share of the
+tightest of them. Rates change only when a flow begins or ends; in between, all progress is linear.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Flow:
 
 
 class Network:
-    """All flows. The owner of time asks `schedule(at, callback, argument)` to be called back."""
+    """All flows. It asks to be called back with `schedule(at, callback, argument)`."""
 
     def __init__(self, schedule: Callable[[float, Done, Any], None]) -> None:
         self._schedule = schedule
@@ -65,7 +65,7 @@ class Network:
     def start(
         self, now: float, links: tuple[SharedBandwidth, ...], size_bytes: float, done: Done, argument: Any = None
     ) -> Flow:
-        """Nothing to move is done at once, but never within this call."""
+        """A flow of no bytes is done at once, but never within this call."""
         flow = Flow(now, links, size_bytes, done, argument)
         self._flows[flow] = None
         rate = float("inf")
@@ -76,20 +76,20 @@ class Network:
             elif link.bytes_s < rate:
                 rate = link.bytes_s
             link.flows[flow] = None
-        if alone:  # mostly
+        if alone:  # the usual case
             self._speed(now, flow, rate)
         else:
             self._share_anew(now, links)
         return flow
 
     def cancel(self, now: float, flow: Flow) -> None:
-        """It stops where it is and is never done. Idempotent."""
+        """The flow stops where it is, and `done` is never called. Idempotent."""
         if flow in self._flows:
             flow.advance_to(now)
             self._remove(now, flow)
 
     def earliest_finish(self) -> float:
-        """When the next flow ends if none begins before; infinity if none flows."""
+        """When the next flow ends, if none begins before that. Infinity without flows."""
         return min((flow.finish_at for flow in self._flows), default=float("inf"))
 
     def check(self) -> None:
@@ -102,7 +102,7 @@ class Network:
                 )
 
     def _share_anew(self, now: float, links: tuple[SharedBandwidth, ...]) -> None:
-        """Everybody on these links gets the share there is now."""
+        """Give each flow on these links its share anew."""
         for link in links:
             for flow in link.flows:
                 rate = float("inf")

@@ -1,4 +1,4 @@
-"""A cache node in simulated time: what its shell does, without the bytes."""
+"""A cache node in simulated time: does what its shell does, without the bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Publish = Callable[[NodeRef, PublishBlocks | PublishSnapshot], None]
 
 
 class SimulatedCache:
-    """Feeds a CacheMachine; its answers come back within the call, as from the endpoint of a live node."""
+    """Feeds a CacheMachine. Its answers are returned within the call, as by the endpoint of a live node."""
 
     def __init__(self, ref: NodeRef, pages: int, timeline: Timeline, publish: Publish) -> None:
         self.ref = ref
@@ -57,7 +57,7 @@ class SimulatedCache:
         )
 
     def feed(self, event: Any) -> Any:
-        """Returns the answer to the event, if it is one that gets one."""
+        """Feed the event and return its answer, if it has one."""
         answer = None
         command: Any
         for command in self.machine.handle(event, self._timeline.now):
@@ -80,7 +80,7 @@ class SimulatedCache:
         self.feed(PutAborted(landing))
 
     def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> tuple[int, int]:
-        """(lease, how many blocks from the first on)."""
+        """(lease, number of blocks from the first on)."""
         lease = self._name()
         grant: GrantRead = self.feed(ReadOpened(lease, namespace, tuple(keys)))
         return lease, len(grant.pages)

@@ -13,7 +13,7 @@ from tsukimi.simulate.config import SimulationConfig
 
 
 def report(cluster: SimulatedCluster) -> dict[str, Any]:
-    """Everything about a run that another run of the same gives again, bit for bit: no times of this machine."""
+    """All results of a run that are reproduced bit for bit. Times of this machine are not among them."""
     config, measures = cluster.config, cluster.measures
     end_s = cluster.ended_s
     over_cards, over_memory = cluster.hosts.moved_bytes()
@@ -51,7 +51,7 @@ def to_json(result: dict[str, Any]) -> bytes:
 
 
 def show(result: dict[str, Any], wall_s: float, how: str, console: Console) -> None:
-    """`how`: what the scheduling code was run as."""
+    """`how`: whether the scheduling code was compiled or interpreted."""
     config = result["config"]
     title = f"{config['policy']}, {config['prefill']} prefill + {config['decode']} decode"
     console.print(title, style="bold")

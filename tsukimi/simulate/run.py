@@ -19,13 +19,13 @@ from tsukimi.simulate.report import report, show, to_json
 from tsukimi.simulate.trace import read_trace
 
 UPDATES = 200
-"""How often the progress bar moves."""
+"""How often the progress bar is updated."""
 
 
 def run(
     config: SimulationConfig, trace: Path, speed: float, requests: int, json: Path | None, *, compiled: bool
 ) -> None:
-    """Shows what came of it, and writes everything to `json`. `compiled`: what runs was. Raises Invalid."""
+    """Run, show the results, and write everything to `json`. `compiled`: whether the code is compiled. Raises Invalid."""
     if config.cost not in PRESETS:
         raise Invalid(
             f"no time model is called {config.cost!r}; there are {', '.join(PRESETS)}", param="cost"
@@ -59,7 +59,7 @@ def _run(cluster: SimulatedCluster, console: Console) -> None:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Hardly anything of a run is garbage in cycles: looking for some as often as usual takes a tenth of the time."""
+    """A run makes hardly any cyclic garbage. Collecting it at the usual rate would take a tenth of the time."""
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)

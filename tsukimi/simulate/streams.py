@@ -1,8 +1,8 @@
 """The data plane in simulated time: pulls, hand-overs and pool writes as flows over the hosts' links.
 
-Hand-overs and pool writes follow the computation: a step's KV goes out while its layers are computed, as if it were there
-from the step's start. Nothing is committed before the step ends and all of it has arrived (the last layer's time on the
-wire, which nothing could hide, is left out).
+Hand-overs and pool writes follow the computation. A step's KV flows while its layers are computed, as if it were there
+from the step's start. Nothing is committed before the step ends and all of its KV has arrived. The last layer's time on
+the wire, which nothing could hide, is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Feed = Callable[[Any], None]
 
 @dataclass(slots=True, frozen=True)
 class Sizes:
-    """A layout's, worked out once."""
+    """Sizes of a layout, computed once."""
 
     block_tokens: int
     token_bytes: int
@@ -45,7 +45,7 @@ class Sizes:
 
 
 class Outflow(ABC):
-    """One attempt's bytes to one receiver, in parts that become ready over time; `_arrived` once all are there."""
+    """One attempt's bytes to one receiver. Parts become ready over time. `_arrived` is called once all have arrived."""
 
     def __init__(self, hosts: Hosts, source: str, target: str) -> None:
         self._network, self._links = hosts.network, hosts.links(source, target)
@@ -55,11 +55,11 @@ class Outflow(ABC):
         self._closed: Any = None
 
     def add(self, size_bytes: float) -> None:
-        """More is ready. It goes out with the next `flow` or `close`, or when what is under way has arrived."""
+        """More bytes are ready. They go with the next `flow` or `close`, or when the bytes under way have arrived."""
         self._ready_bytes += size_bytes
 
     def close(self, word: Any) -> None:
-        """Nothing more comes; `_arrived(word)` when the last byte has."""
+        """Nothing more comes. Call `_arrived(word)` when the last byte has arrived."""
         self.flow()
         if self._flowing:
             self._closed = word
@@ -81,7 +81,7 @@ class Outflow(ABC):
 
     @abstractmethod
     def _arrived(self, word: Any) -> None:
-        """The last byte is there; `word` is what `close` was told."""
+        """The last byte has arrived. `word` is what `close` was given."""
 
 
 class Handoff(Outflow):
@@ -120,8 +120,8 @@ class Handoff(Outflow):
 
 
 class PoolWrite(Outflow):
-    """Full blocks of one sequence on their way to a cache node, those that it lacks. Opening and committing take no time
-    of their own: in a live node they go on while data flows."""
+    """Full blocks of one sequence on their way to a cache node that lacks them. Opening and committing take no time: in a
+    live node they happen while data flows."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class PoolWrite(Outflow):
         self._worker, self._cache = worker, cache
         self._landing, wanted = cache.open_put(command.namespace, command.keys)
         self._wanted = list(wanted)
-        """Indexes among the keys, growing, of what is still to be sent."""
+        """Indexes of the keys still to be sent, in growing order."""
         self._sent: list[int] = []
 
     def computed(self, start: int, tokens: int) -> None:
-        """A step over these positions begins; the blocks it completes go out."""
+        """A step over these positions begins. The blocks that it completes are sent."""
         size = self._sizes.block_tokens
         first = start // size
         self.send(first, (start + tokens) // size - first)

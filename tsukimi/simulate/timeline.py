@@ -1,4 +1,4 @@
-"""Simulated time: callbacks in order of time, and of scheduling among equals."""
+"""Simulated time: callbacks run in order of their time. Those of equal times run in the order they were scheduled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Timeline:
         self._message_s = message_s
         self._heap: list[tuple[float, int, Callback, Any]] = []
         self._messages: deque[tuple[float, int, Callback, Any]] = deque()
-        """All take equally long, so that they arrive in the order they were sent: no heap needed."""
+        """Messages under way. All take equally long and arrive in the order they were sent, so no heap is needed."""
         self._number = count()
 
     def at(self, time: float, callback: Callback, argument: Any = None) -> None:
-        """Call then (not before now)."""
+        """Call at that time, or now if that time has passed."""
         heappush(self._heap, (time if time > self.now else self.now, next(self._number), callback, argument))
 
     def send(self, callback: Callback, argument: Any = None) -> None:
-        """Call when a control message sent now arrives."""
+        """Call when a control message that is sent now arrives."""
         self._messages.append((self.now + self._message_s, next(self._number), callback, argument))
 
     def run(self) -> None:

@@ -1,9 +1,9 @@
 """Request traces in the format of the Mooncake papers: one JSON object a line.
 
-    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+    {"timestamp": 27482, "input_length": 1355, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-Timestamps are milliseconds and never decrease; hash_ids name the prompt's blocks of 512 tokens, the last one maybe
-partial, each id for a block and everything before it. Ids are 64-bit and kept exactly.
+Timestamps are milliseconds and never decrease. hash_ids name the prompt's blocks of 512 tokens; the last block may be
+partial. Each id stands for a block and everything before it. Ids have 64 bits and are kept exactly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TraceRequest(Struct, frozen=True):
 
 
 def read_trace(path: Path, *, speed: float = 1.0, requests: int = 0) -> list[TraceRequest]:
-    """All requests, or the first few; arrivals divided by `speed`. Raises Invalid naming file and line."""
+    """All requests, or the first `requests`. Divides arrival times by `speed`. Raises Invalid naming file and line."""
     try:
         with path.open("rb") as file:
             return list(parse_trace(file, name=path.name, speed=speed, requests=requests))
@@ -92,7 +92,7 @@ def _problem(row: TraceRow, last_timestamp: float) -> str:
 
 
 class _Keys(dict[int, BlockKey]):
-    """One object for each block, however many prompts have it."""
+    """Keys are shared: one object for each block, however many prompts have it."""
 
     def __missing__(self, hash_id: int) -> BlockKey:
         key = self[hash_id] = hash_id.to_bytes(KEY_BYTES, "big")

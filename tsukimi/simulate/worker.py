@@ -22,7 +22,7 @@ from tsukimi.simulate.streams import Fetch, Handoff, PoolWrite, Sizes
 
 
 class Peers(Protocol):
-    """Everybody else, as a worker's shell reaches them."""
+    """The rest of the cluster, as a worker's shell reaches it."""
 
     hosts: Hosts
     caches: dict[NodeId, SimulatedCache]
@@ -33,7 +33,7 @@ class Peers(Protocol):
     def deliver(self, node: NodeRef, deltas: tuple[TokenDelta, ...]) -> None: ...
 
     def report_soon(self, worker: SimulatedWorker) -> None:
-        """Called once, then not before `load` was."""
+        """Called once, and again only after `load` was called."""
 
 
 class SimulatedWorker:
@@ -61,7 +61,7 @@ class SimulatedWorker:
         self._handoffs: dict[AttemptId, Handoff] = {}
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
         self._turnover = -1
-        """The machine's when a report was last asked for."""
+        """The machine's turnover when a report was last asked for."""
         self._reporting = False
         """A report is due."""
         self._reports = 0

@@ -10,7 +10,7 @@ from shared.protocol.sampling import TokenLogprob
 
 FinishReason = Literal["stop", "length"]
 LOGPROB_BYTES = 64
-"""Roughly what one token's logprob takes on its way out."""
+"""Bytes that one token's logprob takes in an answer, roughly."""
 
 
 class TokenEntry(Struct, frozen=True):
@@ -29,7 +29,7 @@ class Update(Struct):
     entries: list[TokenEntry] = []
     """Empty unless logprobs are wanted."""
     ids: list[int] = []
-    """All tokens made, told or not; empty unless wanted."""
+    """All tokens generated, whether their text was sent or held back; empty unless wanted."""
     finish: FinishReason | None = None
 
     @property

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Of a repeated key the last counts."""
+    """The JSON object in a body. If a key is repeated, its last value counts."""
     try:
         value = msgspec.json.decode(data)
     except RecursionError as e:
@@ -29,7 +29,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def convert(value: Mapping[str, Any], type_: type[T]) -> T:
-    """As a Struct, strictly; null counts as absent where a field may be absent."""
+    """Convert to a Struct, strictly. null counts as absent where a field may be absent."""
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as e:
@@ -53,7 +53,7 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _name_the_field(data: bytes) -> None:
-    """Of JSON that only a lax parser takes (lone surrogates, numbers that are none): say which field spoils it."""
+    """Name the field that is wrong in JSON that only a lax parser accepts (lone surrogates, NaN, infinities)."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

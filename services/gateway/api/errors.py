@@ -1,4 +1,4 @@
-"""The one border at which errors become what OpenAI clients expect: a status, a Retry-After, and an error object."""
+"""The only place where errors become what OpenAI clients expect: a status, a Retry-After, and an error object."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shared.protocol.errors import (
 )
 
 RETRY_AFTER_S = 1.0
-"""For errors that say "later" without saying when."""
+"""Retry-After, in seconds, of errors that ask for another try without saying when."""
 
 
 class UnknownModel(Invalid):
-    """No node serves it."""
+    """No node serves the model."""
 
 
 class ContextExceeded(Invalid):
@@ -68,7 +68,7 @@ def status_of(error: TsukimiError) -> int:
 
 
 def error_object(error: TsukimiError) -> dict[str, Any]:
-    """`{"error": {...}}`. What an Internal says is for the log: the client gets none of it."""
+    """`{"error": {...}}`. The text of an Internal goes to the log only, never to the client."""
     _, type_, code = said_of(error)
     message = "internal error" if isinstance(error, Internal) else error.message or error.code
     return {"error": {"message": message, "type": type_, "param": error.param, "code": code or error.code}}

@@ -1,4 +1,4 @@
-"""The bodies of /v1/chat/completions and /v1/completions, as far as they are understood here."""
+"""The bodies of /v1/chat/completions and /v1/completions, with the fields that this gateway knows."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class CommonBody(StructuredBody, frozen=True, kw_only=True):
     """Token id -> -100 (ban) to 100 (nothing else)."""
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=STOP_IDS_MOST)] | None = None
-    """Extension: these end the answer too; they are not part of its text."""
+    """Extension: these tokens also end the answer; they are not part of its text."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=CHOICES_MOST)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=STOPS_MOST)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    """Extension: go on to max_tokens."""
+    """Extension: continue to max_tokens."""
     return_token_ids: bool | None = None
-    """Extension: tell the token ids of prompt and answer."""
+    """Extension: return the token ids of prompt and answer."""
 
 
 class Media(Struct, frozen=True, kw_only=True):
-    """What is no text: known only to be refused. Were it passed over, prompts with other media would share their KV."""
+    """A part that is not text, declared to be refused. If it were ignored, prompts with other media would share KV."""
 
     audio: Any = None
     file: Any = None
@@ -65,7 +65,7 @@ class Media(Struct, frozen=True, kw_only=True):
 
 
 class Part(Media, frozen=True):
-    """Of a message's content; only parts of type "text" are served."""
+    """A part of a message's content. Only the type "text" is served."""
 
     type: str
     text: str | None = None
@@ -113,4 +113,4 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Features that would change the answer and are not served, with the values (beside null) that ask for nothing."""
+"""Features that would change the answer and are not served. Allowed are null and these values, which ask for nothing."""

@@ -15,7 +15,7 @@ from shared.text.text import TextModel
 
 
 class Answers:
-    """Builds the objects of one request. Keeps only which choices have been greeted."""
+    """Builds the objects of one request. Remembers only which choices have had their first chunk."""
 
     def __init__(self, request: GenerateRequest, text: TextModel) -> None:
         self._request = request
@@ -30,7 +30,7 @@ class Answers:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def chunks(self, update: Update) -> list[shapes.Answer]:
-        """Greeting (chats), text, and end are chunks of their own."""
+        """The role (chats only), the text and the end are separate chunks."""
         choices: list[Any] = []
         build = self._chat_chunk if self._chat else self._completion_choice
         if self._chat and update.choice not in self._greeted:
@@ -57,7 +57,7 @@ class Answers:
     # -- whole answers -----------------------------------------------------------------------------------------------
 
     def whole(self, updates: Iterable[Update], usage: Usage) -> shapes.Answer:
-        """`updates`: one per choice, each with everything."""
+        """`updates`: one per choice, each complete."""
         ordered = sorted(updates, key=lambda u: u.choice)
         if not self._chat:
             choices: list[Any] = [self._completion_choice(u, u.finish, whole=True) for u in ordered]
@@ -123,10 +123,10 @@ class Answers:
         )
 
     def _top_by_text(self, entry: TokenEntry) -> dict[str, float]:
-        """With the sampled token, even if it is none of the likeliest."""
+        """The likeliest tokens, and the sampled one even if it is not among them."""
         top = {
             token.text: logprob for token, logprob in reversed(self._top(entry))
-        }  # of equal texts the likelier
+        }  # of two equal texts, the likelier
         return top | {self._text.token_text(entry.token).text: entry.logprob.logprob}
 
     def _top(self, entry: TokenEntry) -> list[tuple[Any, float]]:
@@ -143,7 +143,7 @@ def usage_object(usage: Usage) -> shapes.UsageObject:
 
 
 def merge(updates: Iterable[Update], into: dict[int, Update]) -> None:
-    """Collect what a stream brought, choice by choice."""
+    """Merge the updates of a stream into one for each choice."""
     for update in updates:
         known = into.setdefault(update.choice, Update(update.choice))
         known.text += update.text

@@ -49,7 +49,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """Of a chat stream."""
+    """A choice in a chunk of a chat stream."""
 
     index: int
     delta: Delta
@@ -73,7 +73,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class CompletionChoice(Struct, frozen=True):
-    """Of a completion, streamed or not."""
+    """A choice of a completion, streamed or not."""
 
     index: int
     text: str

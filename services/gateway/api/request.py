@@ -1,4 +1,4 @@
-"""What is to be generated: the same for every front, whatever the client's dialect."""
+"""What is to be generated, in one form for all fronts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Prompt(Struct, frozen=True):
 
 
 class GenerateRequest(Struct, frozen=True):
-    """Checked against the model: nothing in it can surprise a node."""
+    """A request that has been checked against the model: a node can serve it as it is."""
 
     id: RequestId
     kind: Kind
@@ -30,14 +30,14 @@ class GenerateRequest(Struct, frozen=True):
     n: int
     """Choices per prompt; choice i of the answer is number i % n of prompt i // n."""
     sampling: SamplingParams
-    """Of the first choice; the others' seeds are derived."""
+    """Seed of the first choice. The other choices' seeds are derived from it."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """End the answer and have no text; they are among sampling's ends too."""
+    """Tokens that end the answer and have no text. The sampling parameters list them too."""
     stream: bool = False
     include_usage: bool = False
     grammar_field: str = ""
-    """The body's name for sampling's grammar."""
+    """The field of the body that the grammar came from."""
     wants_ids: bool = False
     """The client wants token ids beside the text."""
     created: int = 0

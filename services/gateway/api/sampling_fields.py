@@ -18,7 +18,7 @@ U64 = (1 << 64) - 1
 
 
 def check_bias(bias: Mapping[str, Any]) -> None:
-    """As far as it can be told without the model. Raises Invalid."""
+    """Check what can be checked without the model. Raises Invalid."""
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and key == str(int(key))):
             raise Invalid(f"logit_bias: {key[:20]!r} is not a token id", param="logit_bias")

@@ -1,4 +1,4 @@
-"""What an answer must look like: the several ways to say it, as one grammar that is known to be one."""
+"""What an answer must look like. The several ways to ask for it become one grammar, which is known to be valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.text.grammar import problem
 GRAMMAR_CHARS_MOST = 131_072
 
 Schema = str | dict[str, Any]
-"""JSON, as text or as it is."""
+"""A JSON schema: text, or the object itself."""
 Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
 
 
@@ -58,7 +58,7 @@ class Asked(Struct, frozen=True):
 
 
 def asked_of(body: StructuredBody) -> Asked | None:
-    """Raises Invalid naming the field, but does not look whether the grammar is one."""
+    """Raises Invalid naming the field. Does not check that the grammar is valid."""
     all_asked = list(_asked(body))
     if len(all_asked) > 1:
         one, other = all_asked[0].field, all_asked[1].field
@@ -71,7 +71,7 @@ def asked_of(body: StructuredBody) -> Asked | None:
 
 
 def require_possible(asked: Asked, spec: ModelSpec) -> None:
-    """Blocks for as long as the grammar takes to compile. Raises Invalid naming the field."""
+    """Blocks while the grammar compiles. Raises Invalid naming the field."""
     if not spec.eos_token_ids:
         raise Invalid(f"{asked.field}: {spec.name} has no token to end an answer with", param=asked.field)
     if why := problem(asked.grammar):

@@ -1,4 +1,4 @@
-"""From a body to a GenerateRequest: everything is checked here, so that no node has to answer for a client's mistake."""
+"""From a body to a GenerateRequest: everything is checked here, so that no client mistake reaches a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPLETION_TOKENS = 16
 
 
 class Checked(Struct, frozen=True):
-    """A body that is right as far as it can be told without the model."""
+    """A body that passed all checks that do not need the model."""
 
     kind: Kind
     body: ChatBody | CompletionBody
@@ -47,7 +47,7 @@ class Checked(Struct, frozen=True):
 
     @property
     def chars(self) -> int:
-        """Roughly how much text there is to encode."""
+        """Roughly how many characters there are to encode."""
         if isinstance(self.body, ChatBody):
             return sum(len(_content(m)) for m in self.body.messages)
         prompts = self.body.prompt if isinstance(self.body.prompt, list) else [self.body.prompt]
@@ -81,7 +81,7 @@ def complete(
     created: int,
     most_tokens: int,
 ) -> GenerateRequest:
-    """Encode the prompts and fit everything to the model. Blocks for long texts. Raises Invalid naming the field.
+    """Encode the prompts and check everything against the model. Blocks for long texts. Raises Invalid naming the field.
 
     `most_tokens`: most tokens (prompt and answer) that any node has room for.
     """
@@ -126,7 +126,7 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _require_text(message: Message, at: str) -> None:
-    """Nothing in a message may be anything but text: see Media."""
+    """Refuse a message with any part that is not text: see Media."""
     parts = message.content if isinstance(message.content, list) else []
     for j, part in enumerate(parts):
         if part.type != "text":
@@ -224,5 +224,5 @@ def _max_tokens(body: CommonBody) -> tuple[int | None, str]:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equal, and not by the accident that True == 1."""
+    """Equal and of the same type: True is not 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -17,14 +17,14 @@ from shared.protocol.ids import REQUEST_ID_CHARS, new_request_id
 TRANSPORT = "tsukimi.transport"
 """Scope extension under which the server leaves the connection's transport."""
 DISCARD_BODIES = 16
-"""Of a too large body so many times the limit is read and thrown away, so that the client gets to read why."""
+"""Read and discard up to this many times the limit, so that the client receives the 413 and not a reset."""
 
 
 class Connection:
     def __init__(self, scope: Any, receive: Any, send: Any, stalled_s: float) -> None:
         self.method: str = scope["method"]
         self.started = False
-        """Headers are out: the status can't be changed any more."""
+        """Whether the headers have been sent, after which the status cannot change."""
         self._receive = receive
         self._send = send
         self._stalled_s = stalled_s
@@ -33,7 +33,7 @@ class Connection:
 
     @property
     def request_id(self) -> str:
-        """The client's own, if it is printable and of reasonable length."""
+        """The client's own id if it is printable and not too long, else a new one."""
         given = self._given
         if not (0 < len(given) <= REQUEST_ID_CHARS and given.isascii() and given.isprintable()):
             self._given = given = new_request_id()
@@ -101,13 +101,13 @@ class Connection:
         await self.answer(status_of(error), error_object(error), headers)
 
     def close(self) -> None:
-        """After what was written."""
+        """End the connection after sending what was written."""
         if self._transport is not None:
             self._transport.close()
 
     async def _say(self, message: dict[str, Any]) -> None:
         if self._transport is not None and not self._transport.get_write_buffer_size():
-            await self._send(message)  # at once: the client takes what it gets
+            await self._send(message)  # nothing waits: the client keeps up, so this takes no time
             return
         try:
             async with asyncio.timeout(self._stalled_s):

@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 
 class GenerationHttp:
-    """A stream's headers go out with its first chunk or sign of life: until then a failure is a true HTTP error. After,
-    it is an error event and the end of the connection. Every stream ends in one of these or in [DONE]."""
+    """A stream's headers go out with its first chunk or sign of life. A failure before that has an HTTP error status. A
+    later failure is an error event and the end of the connection. Every stream ends in one of these or in [DONE]."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

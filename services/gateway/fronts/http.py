@@ -30,9 +30,9 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_CONNECTION_S = 75
 PROBES = 3
 MOST_STALLED_S = 86_400.0
-"""Kernels count in numbers of 16 and 32 bits."""
+"""Kernels store these settings in 16 or 32 bits."""
 SEND_BUFFER_BYTES = 128 << 10
-"""Of the kernel, for one connection: it would let a client that reads slowly have megabytes."""
+"""The kernel's send buffer for one connection, in bytes. By default it would hold megabytes for a slow reader."""
 
 
 def routes(gateway: Gateway) -> Litestar:
@@ -112,7 +112,7 @@ def _refuse_bug(request: Request[Any, Any, Any], error: Exception) -> Response[d
 
 
 class _Protocol(HttpToolsProtocol):
-    """Small writes leave at once, and handlers can reach their connection."""
+    """Sends small writes at once, and lets handlers reach their connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -121,8 +121,8 @@ class _Protocol(HttpToolsProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def eof_received(self) -> None:
-        """Who closes its sending side before the answer is complete has left, even if it has not taken all there is yet:
-        an ordinary close would wait for that."""
+        """A client that closes its sending side before the answer is complete has left. Abort: an ordinary close would
+        first wait until the client has taken everything."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
 
@@ -133,7 +133,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Signals are the service's, not the HTTP server's."""
+    """Leave signals alone: the service handles them, not the HTTP server."""
 
     def __init__(self, app: Any, listener: socket.socket, max_body_bytes: int) -> None:
         super().__init__(
@@ -164,7 +164,7 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(host: str, port: int, stalled_s: float) -> socket.socket:
-    """Raises ConfigError if the address can't be had. Of what is set here connections inherit all."""
+    """Raises ConfigError if the address cannot be bound. Connections inherit all options set here."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -180,9 +180,9 @@ def listen(host: str, port: int, stalled_s: float) -> socket.socket:
 
 
 def _notice_silence(listener: socket.socket, stalled_s: float) -> None:
-    """Have the kernel end a connection whose client for so long does not acknowledge what was sent, keeps its window
-    shut, or, while nothing is sent, does not answer probes. It sees what nobody else does: small writes into a
-    connection that is never read, and a machine that is gone."""
+    """Have the kernel end a connection if, for this long, the client acknowledges nothing, keeps its window shut, or
+    answers no probe while nothing is sent. Only the kernel notices small writes into a connection that is never read,
+    and a machine that is gone."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     stalled_s = min(stalled_s, MOST_STALLED_S)
     probe_s = max(1, round(stalled_s / (PROBES + 1)))
@@ -192,5 +192,5 @@ def _notice_silence(listener: socket.socket, stalled_s: float) -> None:
         ("TCP_KEEPINTVL", probe_s),
         ("TCP_KEEPCNT", PROBES),
     ):
-        if hasattr(socket, name):  # not every system has every one
+        if hasattr(socket, name):  # not every system has all of these options
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

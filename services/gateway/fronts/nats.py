@@ -25,25 +25,25 @@ log = structlog.get_logger(__name__)
 
 
 class _Caller:
-    """Who waits for a generation's events, as far as the bus knows."""
+    """The caller of a generation, and whether the bus still finds somebody listening."""
 
     def __init__(self) -> None:
         self.generation: Generation | None = None
 
     def gone(self) -> None:
-        """Nobody took an event."""
+        """The bus says that nobody received an event."""
         if self.generation is not None:
             self.generation.leave("client_left")
 
 
 class NatsFront:
-    """A call that is too large, an answer that would be, and every other failure is told in the last event."""
+    """Every failure is told in the last event, also a call or an answer that is too large."""
 
     def __init__(self, gateway: Gateway, bus: Bus) -> None:
         self._gateway = gateway
         self._bus = bus
         self._running: dict[RequestId, set[Generation]] = {}
-        """By the caller's name for it; a name may be taken twice."""
+        """Generations by the id that the caller gave. Two may have the same id."""
 
     async def start(self) -> None:
         await self._bus.subscribe(subjects.GENERATE, Undecoded, self._on_call, queue=subjects.QUEUE_GATEWAY)

@@ -16,7 +16,7 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients skip it, proxies see that the stream lives."""
+"""A comment. Clients skip it, and proxies see that the stream is alive."""
 DONE = b"data: [DONE]\n\n"
 
 _encoder = msgspec.json.Encoder()
@@ -27,5 +27,5 @@ def data(chunks: Sequence[Answer]) -> bytes:
 
 
 def error(failure: TsukimiError) -> bytes:
-    """In place of a finish_reason and [DONE]."""
+    """The error event that a stream ends with instead of a finish_reason and [DONE]."""
     return b"data: %b\n\n" % _encoder.encode(error_object(failure))

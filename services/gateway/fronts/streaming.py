@@ -1,4 +1,4 @@
-"""What every streaming front does: news as chunks until the end, or a sign that it is time for a sign of life."""
+"""What every streaming front does: pass on chunks until the end, and notice when a sign of life is due."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.gateway.generation.metrics import Tracked
 async def chunks_of(
     generation: Generation, tracked: Tracked, keep_alive_s: float
 ) -> AsyncIterator[list[Answer]]:
-    """Lists of chunks as they come, usage last if it is wanted; an empty list after `keep_alive_s` of silence.
+    """Yields lists of chunks as they come, usage last if wanted, and an empty list after `keep_alive_s` of silence.
     Raises TsukimiError if the generation fails or is left."""
     answers = Answers(generation.request, generation.text)
     while not generation.ended:

@@ -1,7 +1,7 @@
 """/v1/stream: generations over a WebSocket, one after the other.
 
 A request is a JSON text: `kind` ("chat" or "completion") beside the fields of the HTTP body. The answer's messages are
-the very chunks of an HTTP stream, usage last, then {"done": true, "id": ...}; or {"error": {...}, "status": ...}. The
+the chunks of an HTTP stream, usage last, then {"done": true, "id": ...}; or {"error": {...}, "status": ...}. The
 text {"cancel": true} ends the generation that is running, which answers {"done": true, "cancelled": true}.
 """
 
@@ -24,7 +24,7 @@ from shared.protocol.errors import Cancelled, Internal, Invalid, Overloaded, Tsu
 log = structlog.get_logger(__name__)
 
 WAITING_MOST = 16
-"""Requests that one socket may queue."""
+"""Most requests that one socket may queue."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -49,7 +49,7 @@ class _Socket:
         self._receive = receive
         self._send = send
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MOST + 1)
-        """Ends with None: the client left."""
+        """The client's messages; None when it has left."""
         self._running: Generation | None = None
 
     async def read(self) -> None:

@@ -1,4 +1,4 @@
-"""One answer's way from tokens to text."""
+"""Turns the tokens of one answer into text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.text.detokenize import Detokenizer
 
 
 class AnswerText:
-    """Tokens of one answer to text that is certain, with the tokens it is made of."""
+    """Fed tokens; gives text that cannot change any more, with the tokens it is made of."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopFinder, without_text: Sequence[int] = ()) -> None:
         """`without_text`: tokens that end the answer and are not part of its text."""
@@ -21,7 +21,7 @@ class AnswerText:
         self._decoded_chars = 0
         self._told_chars = 0
         self._held: list[tuple[int, TokenEntry]] = []
-        """Tokens whose text is not told yet, with where it ends. Those of a stop string never are."""
+        """Tokens whose text has not been sent, with where it ends. Those of a stop string are never sent."""
 
     @property
     def stopped(self) -> bool:
@@ -36,7 +36,7 @@ class AnswerText:
         self._tell(self._stops.push(text), update)
 
     def finish(self, update: Update) -> None:
-        """The answer ended without a stop string: nothing is held back any more."""
+        """The answer ended without a stop string: give out what was held back."""
         last = self._stops.push(self._detokenizer.finish())
         self._tell(last + self._stops.finish(), update)
         if not self.stopped:

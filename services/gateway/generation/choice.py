@@ -27,7 +27,7 @@ CancelAttempt = Callable[[ev.Cancel], None]
 class Choice:
     """The shell of one RequestMachine. Tells `told` what is new, in order, the last with a finish; or `failed`, once.
 
-    An event fed from within a command waits until the commands before it are carried out (io.driver). A bug of the
+    An event fed from within a command waits until the earlier commands are carried out (io.driver). A bug of the
     machine or of a command fails this choice alone, as Internal, and frees its nodes.
     """
 
@@ -68,7 +68,7 @@ class Choice:
         )
 
     def feed(self, event: Event) -> None:
-        """Handle the event, now or when its turn comes. After ClientGone nothing more is told, from this call on."""
+        """Handle the event now, or after the events before it. Once ClientGone is fed, nothing more is told."""
         if isinstance(event, ev.ClientGone):
             self._ended = True
         self._driver.feed(event)
@@ -151,7 +151,7 @@ class Choice:
 
 
 async def _ring(at: float) -> Ticked:
-    """Ticked, at `at` or soon after."""
+    """Feed Ticked at `at` or soon after."""
     while (left_s := at - time.monotonic()) > 0:  # noqa: ASYNC110  (the loop's clock is coarser than ours)
         await asyncio.sleep(left_s)
     return Ticked()
@@ -177,7 +177,7 @@ class _Tasks:
 
 
 class _Story:
-    """Keeps what a choice was fed and writes it in one piece, so that those of choices that ran at once are not mixed."""
+    """Keeps the records of one choice and writes them in one piece, so that concurrent choices do not mix in the file."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -192,6 +192,6 @@ class _Story:
         """Idempotent; what is recorded later is dropped. Writes nothing for a machine that was fed nothing."""
         self._written = True
         records, self._records = self._records, []
-        if len(records) > 1:  # the first says what the machine was made of
+        if len(records) > 1:  # the first record says what the machine was made from
             for record in records:
                 self._recorder.record(*record)

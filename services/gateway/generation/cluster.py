@@ -1,4 +1,4 @@
-"""What a gateway knows of the cluster: who is alive, which models they serve, and whether a request finds its way."""
+"""What a gateway knows of the cluster: who is alive, which models are served, and whether a request can be served."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class ServedModel(Struct, frozen=True):
 
 
 class Cluster:
-    """Follows announcements and heartbeats. `tell` hears of lost lives and of the bus, for all running requests."""
+    """Follows announcements and heartbeats. `tell` gets lost lives and bus changes, for all running requests."""
 
     def __init__(
         self, bus: Bus, node: NodeId, lost_after_s: float, load_text: LoadText, tell: Callable[[Event], None]
     ) -> None:
         self.members = Membership(lost_after_s)
         self.models: dict[str, ServedModel] = {}
-        """By name. A model once served stays: its nodes may come back before a request's time is up."""
+        """Models by name. A model that was served once stays: its nodes may return before a request's time is up."""
         self.some_model = asyncio.Event()
         """Set once a model is served."""
         self.problem = ""
-        """Why an announced model can't be served here."""
+        """Why this gateway cannot serve an announced model."""
         self._bus = bus
         self._node = node
         self._suspect_after_s = lost_after_s / 2
@@ -65,12 +65,12 @@ class Cluster:
         tasks.create_task(self._look())
 
     def most_tokens(self, spec: ModelSpec) -> int:
-        """Tokens of the longest sequence that any decode node has room for."""
+        """Length, in tokens, of the longest sequence that any decode node has room for."""
         blocks = [m.info.kv_blocks for m in self.members if m.info.role == "decode" and serves(m, spec.name)]
         return max(blocks, default=0) * spec.layout.block_tokens or spec.context_tokens
 
     def missing(self) -> list[str]:
-        """What keeps a request from finding its way now; empty when ready."""
+        """Why a request could not be served now; empty when ready."""
         what = [] if self._bus.connected else ["the bus is not connected"]
         if not self.members.ready("conductor"):
             what.append(self._stage_of("conductor"))

@@ -1,6 +1,6 @@
-"""The gateway itself, behind its fronts: takes bodies, runs generations, and gives tokens to whom they belong.
+"""The gateway behind its fronts: takes bodies, runs generations, and passes each token to its generation.
 
-HTTP, WebSocket and NATS differ only in how a body arrives and how updates leave.
+Fronts differ only in how a body arrives and how updates leave.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from shared.protocol.requests import CancelAttempt, TokenBatch
 log = structlog.get_logger(__name__)
 
 LONG_TEXT_CHARS = 8192
-"""Longer prompts are encoded on another thread, as grammars are compiled."""
+"""Prompts of more characters are encoded on another thread. Grammars are always compiled on one."""
 STRAYS_KEPT = 1024
 
 ReadBody = Callable[[], Awaitable[Mapping[str, Any]]]
-"""Gets the body when it is its turn. Raises TsukimiError."""
+"""Reads the body when its turn comes. Raises TsukimiError."""
 
 
 class Gateway:
@@ -81,8 +81,8 @@ class Gateway:
     async def generate(
         self, front: str, kind: Kind, body: ReadBody, request_id: str = "", *, always_streams: bool = False
     ) -> AsyncIterator[tuple[Generation, Tracked]]:
-        """Run a generation while the block runs. Raises TsukimiError for what can't be generated; what the block
-        raises decides how the request is counted."""
+        """Run a generation while the block runs. Raises TsukimiError if it cannot be generated. The exception that leaves
+        the block decides how the request is counted."""
         with self.metrics.track(front, kind, request_id) as tracked:
             request, served = await self._check(kind, await body(), always_streams)
             generation = self._open(request, served)
@@ -102,11 +102,11 @@ class Gateway:
                     self._idle.set()
 
     def missing(self) -> list[str]:
-        """Why a request would not find its way now; empty when ready."""
+        """Why a request could not be served now; empty when ready."""
         return ["shutting down"] if self.draining else self.cluster.missing()
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing new; return when the last generation has ended, or tell the rest that time is up."""
+        """Take nothing new. Return when the last generation has ended; at the deadline, fail those that remain."""
         self.draining = True
         if not await self.wait_idle(grace_s):
             self.end_all("the gateway is shutting down")
@@ -193,7 +193,7 @@ class Gateway:
                 self._stray(delta.attempt, batch.node)
 
     def _stray(self, attempt: AttemptId, node: str) -> None:
-        """Tokens of a request that is over: our cancellation did not arrive. Tell the node again, once."""
+        """Tokens came for a request that is over, so our cancellation was lost. Send it again, once."""
         self.metrics.count("tokens_stray")
         if attempt not in self._strays:
             self._strays[attempt] = None
@@ -206,7 +206,7 @@ class Gateway:
             generation.feed_all(event)
 
     def _cancel(self, command: ev.Cancel) -> None:
-        """Outlives the request: a node must hear of it even if the front is gone."""
+        """Send the cancellation. This outlives the request: the node must hear of it even if the front is gone."""
         self._tasks.create_task(self._publish_cancel(command))
 
     async def _publish_cancel(self, command: ev.Cancel) -> None:
@@ -214,7 +214,7 @@ class Gateway:
             await self._bus.publish(
                 subjects.cancel(command.node), CancelAttempt(command.attempt, command.reason)
             )
-        except TsukimiError as e:  # the lease ends it: our heartbeats don't arrive either
+        except TsukimiError as e:  # the lease ends it: the node does not get our heartbeats either
             log.warning("cancel_not_sent", node=command.node, attempt=command.attempt, error=str(e))
 
 

@@ -26,7 +26,7 @@ from shared.text.text import TextModel
 
 
 class Owner(Struct, frozen=True):
-    """Who the nodes send this request's tokens to."""
+    """The gateway's life that nodes send this request's tokens to."""
 
     node: NodeId
     incarnation: Incarnation
@@ -72,7 +72,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Each prompt counts once, and as cached what its first choice found."""
+        """Each prompt counts once. Its cached tokens are those that its first choice found."""
         return Usage(
             sum(p.count for p in self.request.prompts),
             sum(c.completion_tokens for c in self.choices),
@@ -88,19 +88,19 @@ class Generation:
                 choice.feed(event)
 
     async def take(self, timeout_s: float) -> list[Update]:
-        """What is new, at most one update a choice; nothing at the time-out. Raises TsukimiError if it failed or
-        was left."""
+        """What is new, at most one update for each choice; empty at the time-out. Raises TsukimiError if the generation
+        failed or was cancelled."""
         return await self._outbox.take(timeout_s)
 
     def leave(self, reason: str, error: TsukimiError | None = None) -> None:
-        """Nobody wants the rest: free the nodes. `take` raises `error` (default: Cancelled)."""
+        """Nobody wants the rest of the answer: free the nodes. `take` raises `error` (default: Cancelled)."""
         if not self._left and not self.ended:
             self._left = reason
             self.feed_all(ev.ClientGone(reason))
             self._outbox.fail(error or Cancelled(reason))
 
     async def close(self) -> None:
-        """Idempotent. After it no node works for the request, as far as messages reach."""
+        """Idempotent. Afterwards no node that messages reach works for the request."""
         self.leave("the front ended")
         self._outbox.close()
         await asyncio.gather(*(choice.close() for choice in self.choices))
@@ -111,7 +111,7 @@ class Generation:
             self.leave("slow_client", Cancelled("the client reads too slowly"))
 
     def _failed(self, error: TsukimiError) -> None:
-        """One choice can't be completed: the request can't."""
+        """A choice that cannot be completed fails the whole request."""
         if error.param == "grammar":
             error = type(error)(
                 f"{self.request.grammar_field}: {error.message}", param=self.request.grammar_field
@@ -141,7 +141,7 @@ def choice_spec(request: GenerateRequest, index: int, owner: Owner) -> ev.Choice
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The first choice of a seeded request is the one it would get alone."""
+    """The first choice of a seeded request equals the answer to the same request with n = 1."""
     if choice == 0:
         return seed
     return int.from_bytes(blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest(), "little")

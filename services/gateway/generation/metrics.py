@@ -88,7 +88,7 @@ class Metrics:
 
     @contextmanager
     def track(self, front: str, kind: str, request_id: str) -> Iterator[Tracked]:
-        """Counts the request as ended exactly once, by how the block was left."""
+        """Count the request as ended, exactly once. The way the block is left decides how it ended."""
         tracked = Tracked(front, kind, request_id)
         self._started.inc()
         self._running.inc()
@@ -166,7 +166,7 @@ class Metrics:
 
 
 def outcome_of(error: BaseException | None, began: bool) -> Outcome:
-    """`began`: the generation did; before, any refusal of ours is a rejection."""
+    """`began`: whether generation had begun. A refusal of ours before that is a rejection."""
     match error:
         case None:
             return "ok"
@@ -180,7 +180,7 @@ def outcome_of(error: BaseException | None, began: bool) -> Outcome:
 
 
 class NodeCollector(Collector):
-    """The nodes' own totals and loads, as their last heartbeats told them; see node_metrics."""
+    """The nodes' own totals and loads, from their last heartbeats."""
 
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self._members = members

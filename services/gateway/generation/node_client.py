@@ -1,4 +1,4 @@
-"""Questions to the conductor and the nodes. Every one ends in an event, also when nobody answers."""
+"""Questions to the conductor and the nodes. Every question ends in an event, even if nobody answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NodeClient:
                 subjects.sync(command.node), question, AttemptState, self._timeout_s
             )
         except Unavailable as e:
-            # Our own connection being down says nothing of the node.
+            # Our own lost connection says nothing about the node.
             error = e.to_wire() if self._bus.connected else WireError("deadline_exceeded", "the bus is down")
             return ev.SyncFailed(command.attempt, command.node, error)
         except TsukimiError as e:

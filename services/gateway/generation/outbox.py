@@ -1,4 +1,4 @@
-"""What waits for one client: bounded, and the slower it reads the fewer, larger pieces it gets."""
+"""What waits for one client. It is bounded. A client that reads slowly gets fewer and larger pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outbox:
 
     @property
     def ended(self) -> bool:
-        """Everything there will ever be has been taken."""
+        """Whether everything has been taken and nothing more will come."""
         return self._open == 0 and not self._waiting
 
     def put(self, update: Update) -> None:
@@ -39,12 +39,12 @@ class Outbox:
         self._wake()
 
     def fail(self, error: TsukimiError) -> None:
-        """The first error counts; what waits before it can still be taken."""
+        """The first error counts. What was put before it can still be taken."""
         self._error = self._error or error
         self._wake()
 
     async def take(self, timeout_s: float) -> list[Update]:
-        """All news, or none at the time-out. Raises the error once there is nothing before it."""
+        """All news; empty at the time-out. Raises the error once everything before it has been taken."""
         if not self._waiting and self._error is None:
             await self._wait(timeout_s)
         updates = list(self._waiting.values())

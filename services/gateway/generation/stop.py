@@ -1,4 +1,4 @@
-"""Stop strings: no byte of one is ever given out, and the text does not depend on how it arrives."""
+"""Stop strings. No byte of one is ever sent, and the text does not depend on how tokens split it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Fed one token's text at a time; holds back what may be the beginning of a stop string. State of one answer."""
+    """State of one answer. Fed one token's text at a time; holds back what may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -29,13 +29,13 @@ class StopFinder:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """What was held back, at the end of an answer without a stop string."""
+        """The text held back so far: given out when an answer ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -192,7 +192,7 @@ async def test_help_needs_no_server(world: World) -> None:
     assert await world.exit_code() == 0
     text = world.log.read_text()
     assert "--heartbeat-s  float, default 0.5" in text
-    assert "Time between heartbeats." in text
+    assert "Seconds between heartbeats." in text
 
 
 async def test_the_first_line_is_the_configuration_without_secrets(world: World) -> None:
