@@ -18,8 +18,8 @@ Load = Callable[[EngineConfig, Progress], Engine]
 def load_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load the model and touch its KV pages. Blocks; `progress` is called on the same thread.
 
-    Raises Invalid if the engine or the model is not there or cannot be served. It names the reason, before weights are
-    loaded where the configuration alone tells.
+    Raises Invalid, with the reason, if the engine or the model does not exist or cannot be served. If the configuration
+    alone shows that, it raises before any weights are loaded.
     """
     loaders: dict[str, Load] = {"auto": _built_in}
     register(loaders, config.engine, param="engine", adapt=lambda engine: engine.load)

