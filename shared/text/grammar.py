@@ -1,7 +1,7 @@
 """Grammars of structured output: compiles them, and tells which tokens may come next after the answer so far.
 
-Does not need torch: the gateway uses it to check grammars, every engine to follow them. A grammar's state is a function of
-the grammar and the answer's tokens alone, so an engine that has not seen the attempt before can compute it.
+Does not need torch: the gateway uses it to check grammars, every engine to follow them. A grammar's state is a function
+of the grammar and the answer's tokens alone, so an engine that has not seen the attempt before can compute it.
 """
 
 from __future__ import annotations

@@ -83,15 +83,15 @@ def draw(
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
-    """For each row, the id of the largest logit; on the CPU the lowest such id. numpy is many times faster there."""
+    """For each row, the lowest id that has the largest logit. On the CPU, numpy is many times faster than torch."""
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
         return [int(token) for token in logits.numpy().argmax(axis=1)]
     return [int(token) for token in logits.argmax(dim=1).tolist()]
 
 
 def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Unnormalised probabilities [rows, vocab] after temperature, min_p, top_k and top_p, in this order. Ties at a cut are
-    kept. Overwrites `logits`: at this size, allocating memory costs more than arithmetic."""
+    """Unnormalised probabilities [rows, vocab] after temperature, min_p, top_k and top_p, in this order. Ties at a cut
+    are kept. Overwrites `logits`: at this size, allocating memory costs more than arithmetic."""
     temperature = logits.new_tensor([p.temperature for p in params])[:, None]
     weights = logits.sub_(logits.amax(dim=1, keepdim=True)).div_(temperature).exp_()
     vocab = weights.shape[1]
