@@ -1,7 +1,7 @@
 // Compares builds of the kernels with plain loops: check LIBRARY... For each kind of work it prints one line, with the
 // worst error as a share of the allowed one and a digest of all result bits. It fails if any comparison fails. If it is
-// the first process of a machine, it turns the machine off at the end. `--spoil` adds an error to each result, so that all
-// comparisons must fail.
+// the first process of a machine, it turns the machine off at the end. `--spoil` adds an error to each result, so that
+// all comparisons must fail.
 #include <sys/reboot.h>
 #include <unistd.h>
 

@@ -64,7 +64,7 @@ class FlashInferAttention:
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         flashinfer.append_paged_kv_cache(
-            keys.to(self._layers[layer].dtype).contiguous(),  # FlashInfer does not convert: it would reinterpret the bytes
+            keys.to(self._layers[layer].dtype).contiguous(),  # FlashInfer would not convert but reinterpret
             values.to(self._layers[layer].dtype).contiguous(),
             self._rows,
             self._positions,

@@ -98,7 +98,7 @@ class CudaLane:
         self._stream.wait_stream(self._cuda.current_stream(self._device))
         with self._cuda.stream(self._stream):
             work()
-            event = self._cuda.Event(blocking=True)  # waiting for it sleeps, which leaves the core to the node's event loop
+            event = self._cuda.Event(blocking=True)  # a wait sleeps, so the node's event loop gets the core
             event.record(self._stream)
         return _Event(event)
 

@@ -1,6 +1,6 @@
 // Test builds include this before kernels.cpp. It makes the compiler build the code for AVX-512 on CPUs that have only
-// AVX2. The compiler splits each 64-byte vector into two halves. With PAIRS_BY_HALVES, the one instruction that the kernels
-// use by name, VDPBF16PS, is replaced by the function below.
+// AVX2. The compiler splits each 64-byte vector into two halves. With PAIRS_BY_HALVES, the one instruction that the
+// kernels use by name, VDPBF16PS, is replaced by the function below.
 #pragma once
 
 #include <immintrin.h>

@@ -9,8 +9,8 @@ from shared.engine.attention.api import AttentionBatch, Span
 
 
 def packed(block_tokens: int, *parts: tuple[int, int, Sequence[int]]) -> AttentionBatch:
-    """A step of positions start .. end-1 of each sequence; each part is (start, end, pages). Pages that are not needed are
-    dropped."""
+    """A step of positions start .. end-1 of each sequence; each part is (start, end, pages). Pages that are not needed
+    are dropped."""
     spans, row = [], 0
     for start, end, pages in parts:
         spans.append(Span(start, end, tuple(pages[: blocks_for(end, block_tokens)]), row))

@@ -42,7 +42,7 @@ class Sequences:
         self._used = 0
 
     def attempt(self, pages: tuple[int, ...]) -> str:
-        """The id of the attempt that these pages belong to. Other pages have another id, as have the same after a reset."""
+        """The id of the attempt that these pages belong to. It differs for other pages, and after a reset."""
         return f"{self._life}/{pages[0]}"
 
     def prefill(

@@ -1,4 +1,4 @@
-"""Runs one model with and without captured decode steps. Each of the two has its own pages, with equal content at first."""
+"""Runs one model with and without captured decode steps, each over its own pages. Both begin with equal pages."""
 
 from __future__ import annotations
 
