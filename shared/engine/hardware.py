@@ -47,7 +47,7 @@ def choose(backend: str, dtype: str) -> Hardware:
     if backend == "auto":
         backend = "flashinfer" if torch.cuda.is_available() and find_spec("flashinfer") else "cpu"
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise Invalid(f"dtype {dtype!r} is none of auto, float32, bfloat16, float16", param="dtype")
+        raise Invalid(f"dtype {dtype!r} is not one of auto, float32, bfloat16, float16", param="dtype")
     if backend == "flashinfer":
         return _flashinfer(dtype)
     if dtype == "auto":
@@ -64,7 +64,7 @@ def choose(backend: str, dtype: str) -> Hardware:
             return Hardware(cpu, dtype, CpuAttention)
         case "reference":
             return Hardware(cpu, dtype, ReferenceAttention)
-    raise Invalid(f"backend {backend!r} is none of {', '.join(BACKENDS)}", param="backend")
+    raise Invalid(f"backend {backend!r} is not one of {', '.join(BACKENDS)}", param="backend")
 
 
 def _native(built: Kernels) -> Build:

@@ -29,7 +29,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> Engine:
 def _built_in(config: EngineConfig, progress: Progress) -> Engine:
     if config.model.partition(":")[0] == "toy":
         if config.stages > 1:
-            raise Invalid("the toy engine has no layers to share out among stages", param="stages")
+            raise Invalid("the toy engine cannot be divided into stages", param="stages")
         engine = ToyEngine(config, lambda done, total: progress("touching the KV pages", done / total))
         progress("ready", 1.0)
         return engine

@@ -247,7 +247,7 @@ def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVL
     )
     if config.kv_bytes < layout.block_bytes:
         raise Invalid(
-            f"kv_bytes {config.kv_bytes} hold no block of {layout.block_bytes} bytes", param="kv_bytes"
+            f"kv_bytes {config.kv_bytes} is less than a block of {layout.block_bytes} bytes", param="kv_bytes"
         )
     return layout
 

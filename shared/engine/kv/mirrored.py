@@ -85,7 +85,7 @@ class MirroredStep:
 def _buffer_bytes(staging_bytes: int, layout: KVLayout) -> int:
     if staging_bytes < BUFFERS * layout.slice_bytes:
         raise Invalid(
-            f"staging_bytes {staging_bytes} are too few: {BUFFERS} buffers must hold a layer of a block each, "
+            f"staging_bytes {staging_bytes} is too small: each of {BUFFERS} buffers must hold a layer of a block, "
             f"{layout.slice_bytes} bytes",
             param="staging_bytes",
         )

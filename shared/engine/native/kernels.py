@@ -135,7 +135,7 @@ def kernels() -> Kernels | None:
             return None
         if sound(loaded):
             return loaded
-        log.error("unsound_kernels", build=build.name, consequence="the next slower build is taken")
+        log.error("unsound_kernels", build=build.name, consequence="the next slower build is tried")
     return None
 
 

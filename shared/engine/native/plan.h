@@ -23,13 +23,13 @@ struct Reach {
   float cap;
 };
 
-constexpr int CHUNK = 128;
-constexpr int DOT_ROWS = 16;
-constexpr int TOGETHER = 256;
-constexpr int MAX_DIM = 512;
-constexpr int KEYS = 64;
-constexpr int MANY_ROWS = 192;
-constexpr int UNITS_PER_THREAD = 2;
+constexpr int CHUNK = 128;           // few rows: keys per chunk
+constexpr int DOT_ROWS = 16;         // few rows: most rows (tokens times group) of a span
+constexpr int TOGETHER = 256;        // few rows: most floats of a key that a unit reads together, over its heads
+constexpr int MAX_DIM = 512;         // largest head_dim
+constexpr int KEYS = 64;             // many rows: keys per tile
+constexpr int MANY_ROWS = 192;       // many rows: most rows of a unit, unless one token has more
+constexpr int UNITS_PER_THREAD = 2;  // many rows: units wanted per thread
 
 struct Unit {
   int32_t span, head, heads;  // KV heads head .. head + heads - 1

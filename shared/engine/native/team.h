@@ -64,8 +64,8 @@ struct Hand {
 
 class Team {
  public:
-  // Calls work(Hand) in `threads` threads, including this one. Returns when all calls have returned. Concurrent calls run
-  // one after the other.
+  // Calls work(Hand) in `threads` threads, including this one. Returns when all of them have returned. Concurrent calls
+  // of `run` are executed one after the other.
   template <class Work>
   static void run(int threads, const Work& work) {
     if (threads <= 1) return work(Hand{0, 1, nullptr});

@@ -48,7 +48,7 @@ class StageChannel(Generic[M]):
         Raises ChannelClosed if the other end closes, between two messages or within one."""
         header_bytes, payload_bytes = _SIZES.unpack(self._exactly(_SIZES.size))
         if header_bytes > _MOST_HEADER_BYTES:
-            raise ChannelClosed(f"a header of {header_bytes} bytes is none")
+            raise ChannelClosed(f"a header of {header_bytes} bytes is too large")
         message = self._decoder.decode(self._exactly(header_bytes))
         return message, self._exactly(payload_bytes)
 

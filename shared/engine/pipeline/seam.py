@@ -2,8 +2,8 @@
 
 Two neighbouring stages both have the layers around their border: the seam. Within the seam, a piece is handed on as soon
 as the next stage is about to run out of work. So neither stage waits for the other while their speeds differ by no more
-than the seam's width. A fixed border would make the group as slow as its slowest process, and on a shared machine the
-processes are slow in turns.
+than the seam's width. A fixed border would make the group as slow as its slowest process, and on a shared machine any
+process may be the slowest at times.
 
 Below, "in front of layer i" means: computed up to layer i-1, so that the rows are the input to layer i.
 """

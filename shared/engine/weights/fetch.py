@@ -112,7 +112,7 @@ def _fetch_from_hub(model: str, say: Say) -> Path:
             snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"])
         )
     except (HfHubHTTPError, OSError) as e:
-        raise Unavailable(f"the hub did not give {model}: {e}") from e
+        raise Unavailable(f"the hub did not deliver {model}: {e}") from e
     say(f"ready in {folder}")
     return folder
 
@@ -124,7 +124,7 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is at it; waiting")
+            say("another process is fetching it; waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
