@@ -85,8 +85,8 @@ class AttentionBatch(Struct, frozen=True):
         )
 
     def only(self, rows: Sequence[int], block_tokens: int) -> AttentionBatch:
-        """The step reduced to these rows, which are ascending. KV of the other rows must already be in the pages. A span
-        that keeps only some of its rows is replaced by one span of a single row for each."""
+        """The step reduced to these rows, which are ascending. KV of the positions before them must already be in the
+        pages. A span that keeps only some of its rows is replaced by a one-row span for each of them."""
         spans: list[Span] = []
         at = 0
         for span in self.spans:

@@ -62,8 +62,8 @@ def shape(logits: Logits, step: SequenceStep, follower: Follower, content: bytes
 
 
 def _with_all_allowed(logits: Logits, allowed: bytes, content: bytes) -> Logits:
-    """Logits for a grammar. If a script gives the next token and the grammar allows it, nothing changes. Else every
-    allowed token gets a logit: the highest for EOS, then for closing brackets and quotes."""
+    """Logits for a grammar. If a script gives the next token and the grammar allows it, nothing changes. Else all allowed
+    tokens and no others have logits: their own, or if absent by kind, highest for EOS, then for closing brackets."""
     ids = [id_ for id_ in range(VOCAB_SIZE) if allowed[id_ >> 3] >> (id_ & 7) & 1]
     if len(logits) == 1 and set(logits) <= set(ids):
         return logits

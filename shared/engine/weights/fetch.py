@@ -1,7 +1,7 @@
 """Get a model onto this machine: `python -m shared.engine.weights.fetch smollm2-135m`. A hub id works too, if a hub can
 be reached.
 
-Idempotent. For an alias, several processes may run at once: a lock file lets one work while the others wait. The model's
+Idempotent. Several processes may run at once: for an alias, a lock file lets one work while the others wait. The alias's
 folder is created whole, by a rename, or not at all. The next run removes what an interrupted run left behind.
 """
 
