@@ -1,1 +1,1 @@
-"""Compute. torch is imported in this package alone, and not by its `api` and `toy` modules."""
+"""Compute. Only this package imports torch, and its `api` and `toy` modules do not."""

@@ -1,4 +1,4 @@
-"""What a service may ask of an engine, whatever computes inside."""
+"""The engine interface that services use, independent of the implementation."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class EngineConfig(Struct, frozen=True):
     """auto: bfloat16 where the CPU computes it natively or on a GPU, else float32."""
     block_tokens: int = 16
     kv_bytes: int = 1 << 30
-    """Memory for KV pages; touched at start."""
+    """Memory for KV pages. All of it is touched at start, so it is resident from then on."""
     threads: int = 0
     """0: torch's default."""
     salt: str = ""
     """Separates namespaces, e.g. of tenants."""
     backend: str = "auto"
-    """What computes: auto, cpu, flashinfer; more in hardware.BACKENDS."""
+    """The compute backend: auto, cpu, flashinfer; all of them are in hardware.BACKENDS."""
     graph_rows: int = 64
-    """Sequences of the largest decode step that is captured as a CUDA graph; 0: none is. On GPUs only."""
+    """Sequences in the largest decode step that is captured as a CUDA graph; 0: none is captured. GPUs only."""
     staging_bytes: int = STAGING_BYTES
-    """Page-locked host memory that KV passes through between a GPU and the shared memory."""
+    """Page-locked host memory through which KV is copied between a GPU and the shared memory."""
     stages: int = 1
-    """Processes that each compute a part of the layers; `threads` each."""
+    """Number of processes that each compute a part of the layers, with `threads` threads each."""
     piece_tokens: int = 256
-    """Tokens that go from one stage to the next together."""
+    """Tokens that are passed from one stage to the next at a time."""
     engine: str = "auto"
-    """auto: by the model; or `module:Class`, made by `Class.load(config, progress)`."""
+    """auto: chosen by the model. Or `module:Class`: the engine is created by `Class.load(config, progress)`."""
 
 
 class EngineLost(Exception):
-    """The engine can never run again: whoever needs one starts a new process."""
+    """The engine can never run again. A new process is needed to get a working one."""
 
 
 class Engine(Protocol):
@@ -57,18 +57,18 @@ class Engine(Protocol):
     def run(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
     ) -> list[SequenceResult]:
-        """Run one step over the batch; results in order. Blocks the calling thread.
+        """Run one step over the batch. Results are in the order of `sequences`. Blocks the calling thread.
 
-        It calls on_layer(i) in order, as soon as it can: by then layer i's K and V of all the step's tokens are in the
-        pages. Tokens depend on a sequence's own token ids, positions, KV and sampling alone, never on neighbours
-        (bit-equal for the toy engine; up to floating-point rounding of the logits for models).
-        A sequence that alone goes wrong gets `error`; anything that raises means the whole step is void, and EngineLost
-        that so is the engine.
+        Calls on_layer(i) for each layer in order, as soon as layer i's K and V of all the step's tokens are in the
+        pages. A sequence's tokens depend only on its own token ids, positions, KV and sampling, never on the other
+        sequences (bit-equal for the toy engine; up to floating-point rounding of the logits for models).
+        If only one sequence fails, its result has `error`. If `run` raises, the whole step is void; if it raises
+        EngineLost, the engine is lost too.
         """
         ...
 
     def fault(self) -> str:
-        """Why the engine can never run again; empty while it can. Any thread may ask, during a run too."""
+        """Why the engine can never run again; empty while it can. Any thread may call this, even during a run."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a device that computes may lack, and how it may fail."""
+"""Out-of-memory errors and failures of a compute device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.protocol.errors import Invalid
 
 @contextmanager
 def needs_memory(what: str, param: str) -> Iterator[None]:
-    """Within it, a device that has too little memory is Invalid, by the name of the setting that asks for it."""
+    """Turn the device's out-of-memory errors into Invalid. `param` names the setting that asks for the memory."""
     try:
         yield
     except torch.OutOfMemoryError as e:
@@ -20,11 +20,13 @@ def needs_memory(what: str, param: str) -> Iterator[None]:
 
 
 def fault_after_error(device: torch.device) -> str:
-    """Why the device can never compute again; empty if it can. For a step that raised: on return all that it began is
-    done, so that the next one overwrites nothing that is still read (a plan's page-locked tables, for one)."""
+    """Why the device can never compute again; empty if it can. Call this after a step has raised.
+
+    Waits until all work of that step is done, so that the next step does not overwrite memory that is still being read
+    (e.g. a plan's page-locked tables)."""
     try:
         wait_for(device)
-    except RuntimeError as e:  # an error of the device is told by every later call
+    except RuntimeError as e:  # once the device has failed, every later call raises
         return f"the device failed: {e}"
     return ""
 

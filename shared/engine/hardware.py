@@ -1,4 +1,4 @@
-"""What to compute on, in which number format, by which attention backend."""
+"""The choice of device, number format and attention backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.protocol.errors import Invalid
 Build = Callable[[AttentionShape, Sequence[torch.Tensor]], AttentionBackend]
 
 BACKENDS = ("auto", "cpu", "cpu-general", "torch", "flashinfer", "reference")
-"""cpu-general: transformers' own modules for every model; torch: without the C++ kernels."""
+"""cpu-general: transformers' own modules for every model. torch: the same, without the C++ kernels."""
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -34,19 +34,20 @@ class Hardware(Struct, frozen=True):
     mirrored: bool = False
     """KV pages live on the device, and the shared memory mirrors them."""
     capture: Callable[[torch.device], Capture] | None = None
-    """What decode steps are captured with; the backend is a FixableBackend then. None: they are not."""
+    """Creates what captures decode steps; the backend must then be a FixableBackend. None: no captures."""
     first_prompts: tuple[int, ...] = ()
-    """Lengths of prompts to compute before the engine is ready, where kernels are compiled at their first use."""
+    """Lengths in tokens of prompts to compute before the engine is ready, so that kernels that are compiled at their
+    first use are compiled by then."""
     kernels: Kernels | None = None
-    """What the lean path runs on; None: all models take the general path."""
+    """The C++ kernels for the lean path. None: all models take the general path."""
 
 
 def choose(backend: str, dtype: str) -> Hardware:
-    """Resolve `auto`s. Raises Invalid for what this machine, or the backend, cannot do."""
+    """Resolve `auto` in both arguments. Raises Invalid for what this machine or the backend cannot do."""
     if backend == "auto":
         backend = "flashinfer" if torch.cuda.is_available() and find_spec("flashinfer") else "cpu"
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise Invalid(f"dtype {dtype!r} is none of auto, float32, bfloat16, float16", param="dtype")
+        raise Invalid(f"dtype {dtype!r} is not one of auto, float32, bfloat16, float16", param="dtype")
     if backend == "flashinfer":
         return _flashinfer(dtype)
     if dtype == "auto":
@@ -63,11 +64,11 @@ def choose(backend: str, dtype: str) -> Hardware:
             return Hardware(cpu, dtype, CpuAttention)
         case "reference":
             return Hardware(cpu, dtype, ReferenceAttention)
-    raise Invalid(f"backend {backend!r} is none of {', '.join(BACKENDS)}", param="backend")
+    raise Invalid(f"backend {backend!r} is not one of {', '.join(BACKENDS)}", param="backend")
 
 
 def _native(built: Kernels) -> Build:
-    """The kernels where they can take the model's attention, else torch."""
+    """Builds the kernels' attention if they support the model's, else torch's."""
 
     def build(shape: AttentionShape, layers: Sequence[torch.Tensor]) -> AttentionBackend:
         if computes(shape, layers[0].dtype):
@@ -78,7 +79,7 @@ def _native(built: Kernels) -> Build:
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16 products; without, it is slower than float32."""
+    """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
     return bool(cpu_flags() & _NATIVE_BFLOAT16)
 
 
@@ -104,7 +105,7 @@ def _flashinfer(dtype: str) -> Hardware:
         FlashInferAttention,
         mirrored=True,
         capture=CudaCapture,
-        first_prompts=(2, 128),  # up to 64 tokens, and longer ones, are other kernels
+        first_prompts=(2, 128),  # prompts of up to 64 tokens and longer ones use different kernels
     )
 
 

@@ -17,8 +17,8 @@ Load = Callable[[EngineConfig, Progress], Engine]
 def load_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load the model and touch its KV pages. Blocks; `progress` is called on the same thread.
 
-    Raises Invalid if the engine or the model is not there or cannot be served. It names the reason, before weights are
-    loaded where the configuration alone tells.
+    Raises Invalid, with the reason, if the engine or the model does not exist or cannot be served. If the configuration
+    alone shows that, it raises before any weights are loaded.
     """
     loaders: dict[str, Load] = {"auto": _built_in}
     register(loaders, config.engine, param="engine", adapt=lambda engine: engine.load)
@@ -28,7 +28,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> Engine:
 def _built_in(config: EngineConfig, progress: Progress) -> Engine:
     if config.model.partition(":")[0] == "toy":
         if config.stages > 1:
-            raise Invalid("the toy engine has no layers to share out among stages", param="stages")
+            raise Invalid("the toy engine cannot be divided into stages", param="stages")
         engine = ToyEngine(config, lambda done, total: progress("touching the KV pages", done / total))
         progress("ready", 1.0)
         return engine

@@ -1,4 +1,4 @@
-"""The engine for real models: transformers' layers over KV pages in shared memory."""
+"""The engine for real models: their layers, computed by one of several paths, over KV pages in shared memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _COSMETIC = frozenset(
         "use_cache",
     }
 )
-"""Entries of config.json that change nothing about KV."""
+"""Entries of config.json that do not affect KV. They are left out of the namespace."""
 
 
 class ModelEngine:
@@ -78,15 +78,15 @@ class ModelEngine:
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress, hardware: Hardware | None = None) -> ModelEngine:
-        """Raises Invalid if the model is not here or cannot be served; see load.load_engine. `hardware` overrides
-        what the configuration's backend and dtype would choose."""
+        """Raises Invalid if the model is not on this machine or cannot be served; see load.load_engine. `hardware`
+        overrides the choice by the configuration's backend and dtype."""
         found = resolve_model(config.model)
         folder = Path(found.path)
         progress("reading the configuration", 0.0)
         model_config = servable.read_config(folder)
         servable.require_servable(model_config)
         servable.require_whole_weights(folder)
-        progress("readying the kernels", 0.05)  # built now, the first time on a machine
+        progress("readying the kernels", 0.05)  # the first time on a machine, this builds them
         hardware = hardware or choose(config.backend, config.dtype)
         if config.stages > 1 and hardware.kernels is None:
             raise Invalid(f"{config.stages} stages: {_STAGES_NEED}", param="stages")
@@ -149,7 +149,7 @@ class ModelEngine:
             return
         self._closed = True
         self._forward.close()
-        del self._pages, self._forward  # tensors over the arena would keep its memory
+        del self._pages, self._forward  # their tensors would keep the arena's memory alive
         self._arena.close()
 
     def _run(self, sequences: Sequence[SequenceStep], on_layer: OnLayer | None) -> list[SequenceResult]:
@@ -191,7 +191,7 @@ class ModelEngine:
         if on_layer is None:
             outgoing.publish(range(self.spec.layout.layers))
         else:
-            outgoing.settle()  # before sampling waits for the device: whoever asked is to hear of layers as they come
+            outgoing.settle()  # before sampling waits for the device, so that on_layer is not called late
         return logits
 
     def _require_sound(self) -> None:
@@ -207,7 +207,7 @@ class ModelEngine:
 
 
 def _follower(spec: ModelSpec) -> Follower | None:
-    """None: the model's folder has no tokenizer that grammars can be followed with, or it knows no end."""
+    """None if grammars cannot be followed: the folder has no usable tokenizer.json, or the model has no EOS token."""
     path = Path(spec.path) / "tokenizer.json"
     if not path.is_file() or not spec.eos_token_ids:
         return None
@@ -228,7 +228,7 @@ def _pack(sequences: Sequence[SequenceStep], block_tokens: int) -> AttentionBatc
 
 
 def _publishing(outgoing: Outgoing, on_layer: OnLayer | None) -> AfterLayer | None:
-    """What a layer's end is told to, if anybody wants to know of each."""
+    """The callback after each layer: publishes the layer's KV, then calls on_layer. None if on_layer is None."""
     if on_layer is None:
         return None
     return lambda layer: outgoing.publish(range(layer, layer + 1), partial(on_layer, layer))
@@ -245,7 +245,7 @@ def _layout(seen: hf.Attention, config: EngineConfig, hardware: Hardware) -> KVL
     )
     if config.kv_bytes < layout.block_bytes:
         raise Invalid(
-            f"kv_bytes {config.kv_bytes} hold no block of {layout.block_bytes} bytes", param="kv_bytes"
+            f"kv_bytes {config.kv_bytes} is less than a block of {layout.block_bytes} bytes", param="kv_bytes"
         )
     return layout
 
@@ -259,7 +259,7 @@ def _forward(
     pages: Pages,
     hardware: Hardware,
 ) -> Forward:
-    """The model by the fastest way that computes it here."""
+    """The fastest path that can compute this model on this hardware."""
     shape = AttentionShape(
         seen.query_heads, seen.kv_heads, seen.head_dim, config.block_tokens, seen.scale, seen.reaches
     )
@@ -318,5 +318,5 @@ def _spec(found: ModelPath, config: Any, layout: KVLayout, salt: str) -> ModelSp
 
 
 def _plain(value: object) -> object:
-    """What json does not know, the same in every process: sets have no order of their own."""
+    """JSON for values that json cannot encode. Sets are sorted, so that the result is the same in every process."""
     return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)

@@ -1,4 +1,4 @@
-"""Checks every engine makes before it touches a sequence: a bad one is refused alone, its neighbours run."""
+"""Checks that every engine makes before it computes a sequence. A bad sequence is refused alone; the others run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.protocol.model import ModelSpec
 
 
 def refusal(sequence: SequenceStep, spec: ModelSpec, pages: int) -> str:
-    """Why an engine with so many pages cannot run this sequence; empty if it can."""
+    """Why an engine with `pages` pages cannot run this sequence; empty if it can."""
     tokens = unpack_tokens(sequence.token_ids)
     end = sequence.start + sequence.tokens
     if len(tokens) != sequence.tokens or not tokens:

@@ -1,4 +1,4 @@
-"""How torch's threads wait for each other. Imports no torch: what is said here holds for a torch imported later."""
+"""How torch's threads wait for each other. Does not import torch: the setting must be made before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from shared.io.config import set_environment_default
 
 
 def sleep_when_idle() -> None:
-    """Threads of torch's that have nothing to do sleep at once. Else they look for work for milliseconds, on the CPUs
-    that the kernels' own threads, and other services, could use. The user's own OMP_WAIT_POLICY goes before."""
+    """Make torch's idle threads sleep at once. By default they spin for milliseconds, on CPUs that the kernels' own
+    threads and other services could use. An OMP_WAIT_POLICY set by the user takes precedence."""
     set_environment_default("OMP_WAIT_POLICY", "passive")

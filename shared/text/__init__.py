@@ -1,1 +1,1 @@
-"""Prompts to token ids and back. Imports no torch."""
+"""Converts prompts to token ids, and token ids to text. Does not import torch."""

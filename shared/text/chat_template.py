@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja dialect in which models on the hub say how a conversation becomes a prompt."""
+"""Chat templates: the Jinja dialect in which models on the hub define how a conversation becomes a prompt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from shared.protocol.errors import Invalid
 
 
 class ChatTemplate:
-    """Compiled once; renders on any thread. The template is data of the model: it runs in Jinja's sandbox.
+    """Compiled once; renders on any thread. The template comes with the model and is not trusted, so it runs in Jinja's
+    sandbox.
 
-    Raises Invalid for a source that is no template.
+    Raises Invalid if the source is not a valid template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -34,7 +35,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        """The prompt's text. Raises Invalid with what the template says of messages it does not take."""
+        """The prompt's text. Raises Invalid, with the template's message, if the template rejects the messages."""
         try:
             return self._template.render(
                 {**self._special_tokens, **options, "messages": list(messages), "add_generation_prompt": True}
@@ -52,5 +53,5 @@ def _now(format: str) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Without HTML escapes, unlike Jinja's own."""
+    """Jinja's `tojson` filter, without its HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)

@@ -1,6 +1,6 @@
-"""Tokens to text as they come: a character is given out when it is whole, never in part, never twice.
+"""Converts tokens to text as they arrive. A character is returned once it is complete: never in part, never twice.
 
-Whatever the grouping of the tokens, the pieces joined are the text of all of them decoded at once.
+The returned pieces, joined, equal the text of all tokens decoded at once.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 HELD_MOST = 4
-"""A character has at most four bytes: what more tokens than that leave incomplete is no character."""
+"""How many tokens may be held back for a character to become complete. A character has at most four bytes, so if it is
+still incomplete after that many tokens, it is invalid."""
 
 
 class Detokenizer(Protocol):
-    """State of one answer."""
+    """The state of one answer."""
 
     def push(self, token: int) -> str:
-        """The text that has become whole with this token."""
+        """The text that becomes complete with this token."""
         ...
 
     def finish(self) -> str:
-        """What is left at the real end: at most one replacement character for an unfinished one."""
+        """The remaining text at the end of the answer: at most one replacement character, for an incomplete character."""
         ...
 
 
@@ -41,13 +42,14 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all others: decodes a window of the last tokens with and without the newest, and gives out the difference."""
+    """For all other vocabularies. Decodes a window of the last tokens with and without the newest, and returns the
+    difference."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._tokens: list[int] = []
         self._told = 0
-        """Leading tokens of the window whose text is out; they stay as context for the next."""
+        """How many leading tokens of the window have had their text returned. They stay as context for the next ones."""
 
     def push(self, token: int) -> str:
         self._tokens.append(token)

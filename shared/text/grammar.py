@@ -1,7 +1,7 @@
-"""Grammars of structured output, compiled and followed: which tokens may come next, given the answer so far.
+"""Grammars of structured output: compiles them, and tells which tokens may come next after the answer so far.
 
-Needs no torch: the gateway checks with it, every engine follows with it. A state is a function of the grammar and the
-answer's tokens alone, so an engine that never saw the attempt makes it anew from them.
+Does not need torch: the gateway uses it to check grammars, every engine to follow them. A grammar's state is a function
+of the grammar and the answer's tokens alone, so an engine that has not seen the attempt before can compute it.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from shared.protocol.sampling import NO_GRAMMAR, Grammar
 KEPT_ATTEMPTS = 256
 KEPT_GRAMMARS = 64
 WHITESPACE = r"( |\r?\n[ \t]{0,32})?"
-"""Between the parts of JSON: a space, or a new line and its indent. More is where small models get lost."""
+"""Whitespace allowed between the parts of JSON: a space, or a newline and its indent. If more is allowed, small models
+tend to emit whitespace without end."""
 MESSAGE_CHARS = 300
 LIMITS = ll.LLParserLimits(verbose_errors=False)
-"""Of time and memory: the library's own."""
+"""The library's default limits of time and memory, without verbose errors."""
 NOTHING = "nothing follows this grammar"
 _ANY_OBJECT = '{"type": "object"}'
 
 
 class Next(Struct, frozen=True):
-    """What may come next."""
+    """Which tokens may come next."""
 
     allowed: bytes
-    """A bit for every token id, the lowest bit first; may be longer than the vocabulary."""
+    """One bit for every token id, lowest bit first. May be longer than the vocabulary."""
     complete: bool
-    """Only an end may come."""
+    """The grammar is complete: only an EOS token may follow."""
 
 
 class GrammarError(ValueError):
-    """The grammar is none, or the answer can't follow it."""
+    """The grammar is invalid, or no answer can follow it."""
 
 
 class AnswerAstray(GrammarError):
-    """The answer so far is none of the grammar's: not the request's doing."""
+    """The answer so far does not follow the grammar. This is not the request's fault."""
 
 
 def error_of(error: GrammarError) -> str:
-    """As the error of a sequence's result."""
+    """The error text for a sequence's result."""
     return str(error) if isinstance(error, AnswerAstray) else f"{NO_GRAMMAR}{error}"
 
 
 class Follower:
-    """The states of the answers that one engine is making. Not thread-safe."""
+    """The grammar states of the answers that one engine is generating. Not thread-safe."""
 
     def __init__(self, tokenizer: ll.LLTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -62,8 +63,8 @@ class Follower:
         self._states: OrderedDict[AttemptId, _State] = OrderedDict()
 
     def next(self, attempt: AttemptId, grammar: Grammar, answer: bytes) -> Next:
-        """What may follow `answer` (packed ids). Fast for the attempt and answer of the last call and a little more;
-        right for all. Raises GrammarError."""
+        """Which tokens may follow `answer` (packed ids). Correct for any answer; fast if it extends the answer of the
+        attempt's last call by a few tokens. Raises GrammarError."""
         state = self._states.pop(attempt, None)
         if state is None or state.grammar != grammar or not answer.startswith(state.answer):
             state = _State(grammar, self._start(grammar), b"")
@@ -95,7 +96,8 @@ class _State(Struct):
 
 @lru_cache(maxsize=KEPT_GRAMMARS)
 def problem(grammar: Grammar) -> str:
-    """Why no answer could follow the grammar, as far as one knows without a model; empty if one could. Thread-safe."""
+    """Why no answer can follow the grammar, as far as can be told without the model's tokenizer; empty if one can.
+    Thread-safe."""
     try:
         start(grammar, _bytes())
     except GrammarError as e:
@@ -104,19 +106,19 @@ def problem(grammar: Grammar) -> str:
 
 
 def start(grammar: Grammar, tokenizer: ll.LLTokenizer) -> ll.LLMatcher:
-    """The state before the first token. Raises GrammarError on what is no grammar, or one that nothing follows."""
+    """The state before the first token. Raises GrammarError if the grammar is invalid, or nothing can follow it."""
     matcher = ll.LLMatcher(tokenizer, _compiled(grammar), log_level=0, limits=LIMITS)
     _mask(matcher, _ends(tokenizer))
     return matcher
 
 
 def byte_tokenizer(vocab_size: int, marks: Sequence[int], end: int) -> ll.LLTokenizer:
-    """Of a vocabulary in which ids 0-255 are bytes; `marks` are the other ids in use."""
+    """The tokenizer of a vocabulary in which ids 0-255 are bytes. `marks` are the other ids in use; `end` is the EOS."""
     return ll.LLTokenizer(ll.TokenizerWrapper(_ByteVocabulary(vocab_size, marks, end)), n_vocab=vocab_size)
 
 
 def file_tokenizer(path: Path, vocab_size: int, ends: Sequence[int]) -> ll.LLTokenizer:
-    """Of a tokenizer.json. Raises Invalid if the library can't read it."""
+    """The tokenizer of a tokenizer.json file; `ends` are the EOS ids. Raises Invalid if the library cannot read it."""
     try:
         text = path.read_text(encoding="utf-8")
         return ll.LLTokenizer(text, n_vocab=vocab_size, eos_token=list(ends))
@@ -125,7 +127,7 @@ def file_tokenizer(path: Path, vocab_size: int, ends: Sequence[int]) -> ll.LLTok
 
 
 class _ByteVocabulary:
-    """As llguidance wants to be told of one."""
+    """A byte vocabulary in the form that llguidance expects."""
 
     def __init__(self, vocab_size: int, marks: Sequence[int], end: int) -> None:
         self.eos_token_id = end
@@ -165,7 +167,7 @@ def _json(schema: str) -> str:
 
 
 def _mask(matcher: ll.LLMatcher, ends: int) -> bytes:
-    """A bit for each token that may come next. Raises GrammarError if there is none."""
+    """A bit set for each token that may come next. Raises GrammarError if there is none."""
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         why = matcher.get_error().strip()

@@ -1,4 +1,4 @@
-"""Which language an announced model speaks."""
+"""Loads the text side of an announced model: its tokenizer, chat template and sampling defaults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shared.text.toy_text import ToyText
 
 
 def load_text(spec: ModelSpec, own_model: str = "") -> TextModel:
-    """The text side of an announced model. Its folder is looked for where the nodes have it, then where this machine
-    has `own_model`. Blocks. Raises Invalid if it is in neither place."""
+    """The text side of an announced model. Looks for its folder at the nodes' path, then resolves `own_model` (or the
+    model's name) on this machine. Blocks. Raises Invalid if it is in neither place."""
     if spec.path == TOY:
         return ToyText()
     if (Path(spec.path) / "config.json").is_file():

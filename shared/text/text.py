@@ -1,4 +1,4 @@
-"""A model's language: prompts to token ids and token ids to text. Implementations: toy_text, tokenizer_text."""
+"""The text side of a model: prompts to token ids, and token ids to text. Implementations: toy_text, tokenizer_text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class TokenText(Struct, frozen=True):
 
     text: str
     bytes: tuple[int, ...] | None
-    """None for marks that stand for no text."""
+    """None for special tokens, which have no text."""
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """How the model's makers would have it sampled, for requests that do not say."""
+    """The sampling parameters that the model's authors recommend. They apply where a request does not set them."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,20 +29,21 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class TextModel(Protocol):
-    """Immutable and thread-safe: long prompts are encoded on other threads."""
+    """Thread-safe, since long prompts are encoded on other threads. Immutable to its callers."""
 
     sampling: SamplingDefaults
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
-        """A conversation, ready for the assistant's next turn. Raises Invalid with what the template says."""
+        """Token ids of a conversation, ready for the assistant's next turn. Raises Invalid, with the template's message,
+        if the template rejects the messages."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """A plain prompt, with whatever special tokens the model wants around one."""
+        """Token ids of a plain prompt, including the special tokens that the model expects around it."""
         ...
 
     def detokenizer(self) -> Detokenizer:
-        """For one answer. Special tokens have no text."""
+        """A new detokenizer, for one answer. Special tokens have no text."""
         ...
 
     def token_text(self, token: int) -> TokenText: ...

@@ -1,4 +1,4 @@
-"""The language of a model folder in Hugging Face format. Needs no torch, and imports none where there is one."""
+"""The text side of a model folder in Hugging Face format. Does not import torch, even if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.text.text import SamplingDefaults, TokenText
 
 class TokenizerText:
     def __init__(self, folder: Path) -> None:
-        """Raises Invalid if the folder has no tokenizer.json, or one that can't be read."""
+        """Raises Invalid if the folder has no tokenizer.json, or a file that it needs cannot be read."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise Invalid(f"{folder} has no tokenizer.json", param="model")
@@ -37,7 +37,7 @@ class TokenizerText:
         if self._template is None:
             raise Invalid("the model has no chat template; use /v1/completions", param="messages")
         text = self._template.render(messages, options)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)  # the template wrote them
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)  # the template has added them
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
@@ -75,7 +75,7 @@ class TokenizerText:
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as e:  # the library raises nothing more particular
+    except Exception as e:  # the library raises no more specific type
         raise Invalid(f"{path} is no tokenizer: {e}", param="model") from e
 
 
@@ -92,7 +92,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
     source: Any = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, by name
         source = {t["name"]: t["template"] for t in source}.get("default")
     if not source:
         return None
@@ -100,20 +100,22 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and so on, as templates refer to them."""
+    """The names by which templates refer to special tokens (bos_token, eos_token, ...), and their text."""
     named = {k: v["content"] if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")}
     return {name: token for name, token in named.items() if isinstance(token, str)}
 
 
 def _bytes_of_char() -> dict[str, int]:
-    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    """The byte-level alphabet: a printable byte is written as its own character, any other byte as one from U+0100
+    on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def _sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
-    """What generation_config.json says of sampling; where it says nothing, nothing is changed. Raises Invalid."""
+    """The sampling parameters in generation_config.json; those it does not set keep their defaults. Raises Invalid if one
+    has an invalid value."""
     given = {
         name: generation[name]
         for name in SamplingDefaults.__struct_fields__

@@ -1,4 +1,4 @@
-"""The toy's language: ids 0-255 are bytes, the rest are marks."""
+"""The toy's text side: ids 0-255 are bytes, the other ids are special tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs the kernels' AVX-512 libraries in Bochs, an emulator of PCs, on a CPU that has AVX-512 and its bf16 products:
+"""Runs the kernels' AVX-512 libraries in Bochs, an emulator of PCs, as a CPU with AVX-512 and its bf16 products:
 
     python -m tests.emulated FOLDER BOCHS_SOURCE [BUILD...]
 
-README.md beside this says what it takes.
+The README.md in this folder lists the requirements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONFIGURE = (
 )  # fmt: skip
 _KERNEL_WORDS = (
     "console=ttyS0 quiet panic=-1 mitigations=off "
-    "clearcpuid=580 "  # FSRM: without ERMS, which Bochs does not announce, such a kernel's memmove runs wild
+    "clearcpuid=580 "  # FSRM: the kernel's memmove relies on ERMS when it sees FSRM, and Bochs announces FSRM only
     "-- "
 )
 _MACHINE = """\
@@ -74,7 +74,7 @@ def _bochs(folder: Path, source: Path) -> Path:
 
 
 def _packages(folder: Path) -> Path:
-    """Debian's smallest kernel and what makes a bootable CD of it, unpacked."""
+    """A folder of unpacked Debian packages: its smallest kernel, and the tools to make a bootable CD of it."""
     if not folder.exists():
         parts = folder.with_suffix(".part")
         parts.mkdir(exist_ok=True)
@@ -91,13 +91,13 @@ def _packages(folder: Path) -> Path:
 
 
 def _needed_by(*programs: Path) -> set[Path]:
-    """The loader, and the shared libraries that it loads for them."""
+    """The dynamic loader, and the shared libraries that it loads for these programs."""
     told = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
     return {Path(path) for path in re.findall(r"(/lib\S*) \(0x", told)}
 
 
 def _follow(emulator: subprocess.Popen[bytes], serial: Path, until: float) -> int:
-    """Print what the machine says. 0: everything was compared, and equal."""
+    """Print the machine's output until it ends. Returns 0 if all comparisons passed, else 1."""
     printed = 0
     while True:
         ended = emulator.poll() is not None

@@ -1,6 +1,7 @@
-// Compares builds of the kernels with plain loops: check LIBRARY... Prints a line for each kind of work, its worst error
-// as a share of what is allowed and a digest of all bits that came out; fails if anything is wrong. As the first process
-// of a machine it turns that off at the end. `--spoil` adds an error to each result, so that all must fail.
+// Compares builds of the kernels with plain loops: check LIBRARY... For each kind of work it prints one line, with the
+// worst error as a share of the allowed one and a digest of all result bits. It fails if any comparison fails. If it is
+// the first process of a machine, it turns the machine off at the end. `--spoil` adds an error to each result, so that
+// all comparisons must fail.
 #include <sys/reboot.h>
 #include <unistd.h>
 
@@ -11,21 +12,21 @@
 
 static bool spoil = false;
 
-// One kind of work: what was allowed, and what came.
+// The results of one kind of work: how many cases there were, how many failed, and the worst error.
 struct Tally {
   const char* what;
   int cases = 0, failures = 0;
   double worst = 0;
   uint64_t digest = 14695981039346656037u;
 
-  // Errors count against the largest number expected, or 1.
+  // Errors are relative to the largest expected absolute value, or to 1 if that is larger.
   void compare(const std::string& which, const float* got, const Doubles& expected, double allowed) {
     double most = 1, error = 0;
     for (double x : expected) most = std::fmax(most, std::fabs(x));
     for (size_t i = 0; i < expected.size(); i++) {
       double is = got[i] + (spoil && i == expected.size() / 2 ? 0.01 * most + 3 * allowed * most : 0);
       double apart = std::fabs(is - expected[i]) / most;
-      error = apart <= error ? error : apart;  // a NaN stays
+      error = apart <= error ? error : apart;  // written so that a NaN is kept
       uint32_t bits;
       memcpy(&bits, got + i, 4);
       digest = (digest ^ bits) * 1099511628211u;
@@ -68,7 +69,7 @@ static bool products(const Library& lib, int kind, bool normed) {
       for (int r = 0; normed && r < rows; r++) norm(&x[size_t(r) * inputs], weight.data(), 1e-5f, inputs);
       for (double& v : x) v = kind == PAIRS ? held(v, true) : v;
       std::string which = std::to_string(rows) + " rows, " + std::to_string(inputs) + " to " + std::to_string(outputs);
-      // Next to a border between two bf16 a norm may come out as either.
+      // A norm that is close to the middle between two bf16 may be rounded to either.
       double allowed = kind == PAIRS && normed ? 4e-3 : 1e-6 * std::sqrt(inputs);
       tally.compare(which, y.data(), product(x, w, rows, inputs, outputs), allowed);
       for (int i = 0; i < 64; i++) tally.require(y[size_t(rows) * outputs + i] == 7, which + ": wrote behind its end");
@@ -153,7 +154,7 @@ static bool whole_layers(const Library& lib, int kind, int kv_bytes) {
         tally.require(one == two, which + ": two threads differ from one");
         tally.require(pages == step.pages, which + ": two threads' pages differ from one's");
         model.expect(step, x);
-        // Next to a border between two bf16 a number may come out as either.
+        // A number that is close to the middle between two bf16 may be rounded to either.
         double allowed = kind == PAIRS ? 1e-2 : kv_bytes == 2 ? 2e-3 : 1e-5;
         tally.compare(which, one.data(), x, allowed);
         for (int layer = 0; layer < LAYERS; layer++) {
@@ -169,7 +170,7 @@ static bool whole_layers(const Library& lib, int kind, int kv_bytes) {
 static bool all_of(const Library& lib) {
   bool good = true;
   for (int kind = FLOATS; kind <= (lib.has_pairs() ? PAIRS : BF16); kind++) {
-    if (kind == BF16 && lib.has_pairs()) continue;  // it packs bf16 as pairs
+    if (kind == BF16 && lib.has_pairs()) continue;  // this build packs bf16 as pairs
     for (bool normed : {false, true}) good = products(lib, kind, normed) && good;
     for (int kv_bytes : {4, 2}) good = whole_layers(lib, kind, kv_bytes) && good;
   }

@@ -1,4 +1,4 @@
-"""A CD that boots a Linux kernel into one program with the few files it needs."""
+"""Makes a CD image that boots a Linux kernel into one program, with the few files that it needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _DIRECTORY, _DEVICE, _PROGRAM = 0o040755, 0o020600, 0o100755
 
 
 def write_cd(image: Path, packages: Path, init: Path, files: Iterable[Path], kernel_words: str) -> None:
-    """`packages` holds what Debian's packages of a kernel, isolinux, syslinux and genisoimage unpack to. `init` is the
-    first process; each of the files lies where it lies here."""
+    """Write the CD image. `packages` is a folder with Debian's packages of a kernel, isolinux, syslinux and genisoimage,
+    unpacked. `init` is the program of the first process. Each of `files` has the same path on the CD's file system as
+    here."""
     folder = image.parent / "cd"
     folder.mkdir(exist_ok=True)
     (kernel,) = packages.glob("boot/vmlinuz-*")
@@ -33,7 +34,7 @@ def write_cd(image: Path, packages: Path, init: Path, files: Iterable[Path], ker
 
 
 def _archive(init: Path, files: Iterable[Path]) -> bytes:
-    """In cpio's format `newc`, as the kernel unpacks it into its first file system."""
+    """The initrd: a cpio archive in format `newc`, which the kernel unpacks into its first file system."""
     entries = {"dev": _entry("dev", _DIRECTORY), "dev/console": _entry("dev/console", _DEVICE, device=(5, 1))}
     for file in files:
         name = file.relative_to("/")

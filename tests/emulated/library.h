@@ -1,4 +1,4 @@
-// A build of the kernels, loaded as Python loads it.
+// A build of the kernels, loaded in the same way as from Python.
 #pragma once
 
 #include <dlfcn.h>
@@ -52,7 +52,7 @@ struct Library {
     find(attend, "tsukimi_attend"), find(pack, "tsukimi_pack"), find(head, "tsukimi_head"), find(layers, "tsukimi_layers");
   }
 
-  // Rounded up to whole panels.
+  // `count` rounded up to whole panels.
   int whole(int count) const { return (count + panel() - 1) / panel() * panel(); }
 
  private:
@@ -64,7 +64,7 @@ struct Library {
 
   static void fail(const char* what) {
     printf("FAILED cannot load: %s\n", what);
-    if (getpid() == 1) sleep(1);  // nobody is left to print it when the first process ends
+    if (getpid() == 1) sleep(1);  // let the output be printed: the machine stops when its first process ends
     exit(2);
   }
 };

@@ -13,7 +13,8 @@ _SOURCE = Path(__file__).parent / "check.cpp"
 
 
 def build_check(folder: Path) -> Path:
-    """Raises CannotBuild where there is no compiler. The program needs no more than a C library: any x86-64 runs it."""
+    """Build the program into the folder. It needs only a C library, and runs on any x86-64 CPU. Raises CannotBuild if
+    there is no compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         raise CannotBuild("no C++ compiler is installed")

@@ -1,4 +1,4 @@
-// What the kernels should compute, in plain loops of doubles, and the numbers to compute it from.
+// The expected results of the kernels, computed by plain loops of doubles, and random numbers as inputs.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@ typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;
 typedef std::vector<uint16_t> Halves;
 
-// As a float or a bf16 holds it.
+// Conversions between float and bf16. `held` rounds a number to bf16 or to float.
 static uint16_t bits_of(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
@@ -26,7 +26,7 @@ static float of_bits(uint16_t bits) {
 
 static double held(double x, bool as_bf16) { return as_bf16 ? of_bits(bits_of(float(x))) : float(x); }
 
-// Much like normal ones, the same everywhere.
+// Random numbers that are roughly normally distributed, and the same on every machine.
 struct Random {
   uint64_t state;
 

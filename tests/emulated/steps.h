@@ -1,12 +1,12 @@
-// Sequences in KV pages, weights as the kernels want them, and models of two layers.
+// Sequences in KV pages, packed weights for the kernels, and small models.
 #pragma once
 
 #include "library.h"
 #include "reference.h"
 
-// Weights in panels.
+// Weights packed into panels.
 struct Packed {
-  Floats room;  // for either type, aligned for all
+  Floats room;  // holds floats or bf16
 
   Packed(const Library& lib, int kind, const Doubles& w, int outputs, int inputs)
       : room(size_t(lib.whole(outputs)) * inputs + 16) {
@@ -27,16 +27,16 @@ struct Sequence {
   std::vector<Doubles> keys = {}, values = {};  // of each layer: [positions][kv heads][dim]
 };
 
-// What one step computes, over pages that have garbage wherever there is no row of a sequence.
+// The sequences of one step, and their KV pages. The pages hold garbage wherever there is no row of a sequence.
 struct Step {
   const Library& lib;
   Heads heads;
   int kv_bytes, rows = 0;
   void* plan;
   std::vector<Sequence> sequences;
-  std::vector<Halves> pages, before;  // of each layer, whatever the type
+  std::vector<Halves> pages, before;  // of each layer, as 16-bit words for either type
   std::vector<int64_t> slots;
-  std::vector<int32_t> spans, table;  // as plans take them
+  std::vector<int32_t> spans, table;  // the arguments of plan_set
 
   Step(const Library& lib, const Heads& heads, const std::vector<Sequence>& which, int kv_bytes, int layers, Random& random)
       : lib(lib), heads(heads), kv_bytes(kv_bytes), sequences(which) {
@@ -69,7 +69,7 @@ struct Step {
     lay_out_for(1);
   }
 
-  // The plan, for so many threads.
+  // Sets the plan for this number of threads.
   void lay_out_for(int threads) {
     lib.plan_set(plan, threads, spans.data(), int(sequences.size()), table.data(), int(table.size()));
   }
@@ -79,7 +79,7 @@ struct Step {
 
   size_t width() const { return size_t(heads.kv) * heads.dim; }
 
-  // A position's keys and values, into its page.
+  // Writes a position's keys and values into its page.
   void put(const Sequence& s, int layer, int position) {
     for (size_t i = 0; i < width(); i++)
       for (bool value : {false, true}) {
@@ -89,7 +89,8 @@ struct Step {
       }
   }
 
-  // What is in the pages for the step's rows, and what the sequences say should be.
+  // Returns the KV that is in the pages for the step's rows. Appends the KV of the sequences, which it should equal, to
+  // `expected`.
   Floats written(int layer, Doubles& expected) {
     Floats got;
     for (const Sequence& s : sequences)
@@ -124,7 +125,7 @@ struct Step {
   }
 };
 
-// Layers of Llama's block. Extras: biases, and norms of queries and keys.
+// Layers of Llama's block with random weights. If `extras` is set, they have biases, and norms of queries and keys.
 struct Model {
   struct Weights {
     Doubles qkv, out, gate, up, down, attention_norm, mlp_norm, bias, query_norm, key_norm;
@@ -156,7 +157,7 @@ struct Model {
 
   Model(const Model&) = delete;
 
-  // By the kernels.
+  // Computes the step by the kernels, on x in place.
   void run(Step& step, int threads, Floats& x, AfterLayer after) {
     int rows = step.rows, half = heads.dim / 2, wide = lib.whole(inner);
     if (cosines.empty())
@@ -174,7 +175,7 @@ struct Model {
     lib.layers(step.plan, threads, layers.data(), int(layers.size()), &space, rows, x.data(), &places, step.kv_bytes, after);
   }
 
-  // By plain loops: x, and the sequences' keys and values.
+  // Computes the step by plain loops, on x in place. Also sets the sequences' keys and values.
   void expect(Step& step, Doubles& x) const {
     for (size_t i = 0; i < weights.size(); i++) {
       const Weights& w = weights[i];
@@ -228,7 +229,7 @@ struct Model {
     return kept_.back().data();
   }
 
-  // What products read is bf16 where the CPU multiplies pairs of them.
+  // Rounds the inputs of a product to bf16 if the kind is PAIRS, as the kernels do.
   Doubles narrowed(Doubles x) const {
     for (double& v : x) v = kind == PAIRS ? held(v, true) : v;
     return x;
@@ -243,7 +244,7 @@ struct Model {
     for (size_t i = 0; i < x.size(); i++) x[i] += more[i];
   }
 
-  // One row, from its product to its attention.
+  // One row, from its QKV product to its attention output.
   void finish(Step& step, Sequence& s, int layer, int token, double* qkv, Doubles* outputs) const {
     const Weights& w = weights[layer];
     int dim = heads.dim, row = s.first_row + token, position = s.start + token;

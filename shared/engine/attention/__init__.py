@@ -1,1 +1,1 @@
-"""Attention over paged KV: one protocol (api), one naive implementation to compare with, one per kind of device."""
+"""Attention over paged KV: a protocol (api), a naive reference, and implementations for CPUs and GPUs."""

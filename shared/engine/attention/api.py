@@ -1,4 +1,4 @@
-"""What a model's layers ask of an attention backend: plan once per step, then append and run once per layer."""
+"""The protocol of attention backends: plan once per step, then append and run once per layer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 
 class Reach(Struct, frozen=True):
-    """How far a layer's queries see, and how high their logits go."""
+    """The attention window of a layer, and the cap on its attention logits."""
 
     window: int = 0
-    """Keys that a query sees, its own among them; 0: all before it."""
+    """How many keys a query sees, its own included. 0: its own and all before it."""
     cap: float = 0.0
-    """Logits x become cap * tanh(x / cap); 0: they stay."""
+    """Logits x become cap * tanh(x / cap). 0: they are not capped."""
 
 
 class AttentionShape(Struct, frozen=True):
-    """What a model's layers ask of attention."""
+    """Sizes and parameters of a model's attention."""
 
     query_heads: int
     kv_heads: int
@@ -29,7 +29,7 @@ class AttentionShape(Struct, frozen=True):
     block_tokens: int
     scale: float
     reaches: tuple[Reach, ...] = ()
-    """Of each layer; none: all layers are plain."""
+    """One per layer. Empty: all layers have full attention without a cap."""
 
     def reach(self, layer: int) -> Reach:
         return self.reaches[layer] if self.reaches else Reach()
@@ -45,13 +45,13 @@ class AttentionShape(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True):
-    """The tokens of one sequence in a step: positions start .. end-1, whose rows are first_row .. in the packed
-    step."""
+    """The tokens of one sequence in a step: positions start .. end-1. Their rows in the packed step begin at
+    first_row."""
 
     start: int
     end: int
     pages: tuple[int, ...]
-    """Pages of positions 0 .. end-1, no more."""
+    """Exactly the pages that hold positions 0 .. end-1."""
     first_row: int
 
     @property
@@ -77,7 +77,7 @@ class AttentionBatch(Struct, frozen=True):
         return (position for span in self.spans for position in range(span.start, span.end))
 
     def slots(self, block_tokens: int) -> Iterator[int]:
-        """For each row `page * block_tokens + row in the page` of its position."""
+        """For each row: `page * block_tokens + offset within the page` of its position."""
         return (
             span.pages[position // block_tokens] * block_tokens + position % block_tokens
             for span in self.spans
@@ -85,8 +85,8 @@ class AttentionBatch(Struct, frozen=True):
         )
 
     def only(self, rows: Sequence[int], block_tokens: int) -> AttentionBatch:
-        """The step with these rows alone, ascending; the positions before them are in the pages already. A span that
-        keeps some of its rows becomes one of a single row for each."""
+        """The step reduced to these rows, which are ascending. KV of the positions before them must already be in the
+        pages. A span that keeps only some of its rows is replaced by a one-row span for each of them."""
         spans: list[Span] = []
         at = 0
         for span in self.spans:
@@ -103,15 +103,15 @@ class AttentionBatch(Struct, frozen=True):
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of packed sequences over KV pages `[pages, 2, block_tokens, kv_heads, head_dim]`, one tensor a
+    """Causal attention of packed sequences over KV pages: one tensor `[pages, 2, block_tokens, kv_heads, head_dim]` per
     layer, which the backend writes and reads in place. One step at a time; not thread-safe.
 
-    The output of a row depends on its own sequence alone, up to rounding. Rows of pages at and behind a span's end are
-    never read.
+    A row's output depends only on its own sequence, up to rounding. Page rows at positions from a span's end on are never
+    read.
     """
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare one step. Everything that does not depend on the layer is done here."""
+        """Prepare one step. All work that does not depend on the layer is done here."""
         ...
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -119,17 +119,20 @@ class AttentionBackend(Protocol):
         ...
 
     def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attention of queries [tokens, query_heads, head_dim] over the layer's pages, the appended rows included."""
+        """Attention of queries [tokens, query_heads, head_dim] over the layer's pages, including the appended rows. The
+        output has the shape of the queries."""
         ...
 
 
 @runtime_checkable
 class FixableBackend(AttentionBackend, Protocol):
-    """One that can also keep the plans of decode steps in fixed memory, for steps that are captured and repeated."""
+    """An attention backend that can keep the plans of decode steps in fixed memory, so that steps can be captured."""
 
     def fixed(self, rows: int, pages_per_sequence: int) -> AttentionBackend:
         """A backend over the same pages, for steps of exactly `rows` sequences that compute one token each and have at
-        most so many pages each. Whatever differs between two of its plans lies in memory that stays where it is: work
-        on the device that append and run gave it after one plan computes another step when it is repeated after
-        another plan."""
+        most `pages_per_sequence` pages each.
+
+        Everything that differs between its plans is kept at fixed addresses. So device work that was captured from
+        `append` and `run` after one plan computes a new step when it is repeated after `plan` was called for that
+        step."""
         ...

@@ -1,8 +1,8 @@
-"""Attention on the CPU with torch alone, where the C++ kernels cannot be built: each sequence's pages are gathered,
-then torch's fused kernel runs over them.
+"""Attention on the CPU with torch alone, for machines where the C++ kernels cannot be built. Each sequence's pages are
+gathered, then torch's fused kernel runs over them.
 
-A sequence never shares a kernel call with another, so its output does not depend on its neighbours by a bit. The query
-heads of a group are folded into query rows: one KV head is read once for all of them.
+Each sequence has kernel calls of its own, so its output is bit-identical whatever other sequences are in the step. The
+query heads of a group are folded into query rows, so that each KV head is read once for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from shared.engine.attention.api import AttentionBatch, AttentionShape, Reach, Span
 
 _TILE_ROWS = 256
-"""Queries of one kernel call of a chunk behind a prefix: few enough not to compute much that the mask drops."""
+"""Query tokens per kernel call where a mask is needed. Small, so that little is computed that the mask drops."""
 
 
 class CpuAttention:
@@ -53,7 +53,7 @@ class CpuAttention:
 
 
 class _SpanPlan:
-    """One sequence of a step in layers of one reach: where its keys are, and the masks of its tiles of queries."""
+    """One sequence of a step, for layers of one reach: where its keys are, and the masks of its tiles of queries."""
 
     def __init__(self, span: Span, shape: AttentionShape, reach: Reach, dtype: torch.dtype) -> None:
         self._span = span
@@ -82,7 +82,7 @@ class _SpanPlan:
             out[first:last] = self._folded(own[first:last], keys[:, :, :seen], values[:, :, :seen], mask)
 
     def _gather(self, halves: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-        """[1, kv_heads, end, head_dim] of all positions of the sequence."""
+        """Keys or values of all positions of the sequence: [1, kv_heads, end, head_dim]."""
         rows = halves.index_select(0, which).flatten(0, 1)[: self._span.end]
         return rows.transpose(0, 1)[None]
 
@@ -108,7 +108,7 @@ def _capped(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Attention whose logits are capped, which torch has no fused kernel for."""
+    """Attention with capped logits, for which torch has no fused kernel."""
     logits = torch.tanh(rows @ keys.transpose(-1, -2) * (scale / cap)) * cap
     if mask is not None:
         logits = logits + mask
@@ -118,7 +118,7 @@ def _capped(
 def _tiles(
     span: Span, group: int, window: int, dtype: torch.dtype
 ) -> list[tuple[int, int, torch.Tensor | None]]:
-    """(first, last, additive mask) of each tile of the span's queries; a single query that sees all needs no mask."""
+    """Tiles of the span's queries: (first, last, additive mask). A single query that sees all keys needs no mask."""
     if span.tokens == 1 and not 0 < window < span.end:
         return [(0, 1, None)]
     tiles: list[tuple[int, int, torch.Tensor | None]] = []

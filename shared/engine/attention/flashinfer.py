@@ -1,8 +1,8 @@
-"""Attention on NVIDIA GPUs by FlashInfer's paged kernels, whose NHD page layout is ours.
+"""Attention on NVIDIA GPUs by FlashInfer's paged kernels. Our page layout is its NHD layout.
 
-Wrappers are planned once per step and run once per layer: the decode wrapper when every sequence computes one token,
-else the prefill wrapper, which takes chunks, whole prompts and single tokens together. A window is part of a plan, so
-layers that see differently far have wrappers of their own.
+Wrappers are planned once per step and run once per layer. The decode wrapper is used when every sequence computes one
+token, else the prefill wrapper, which takes chunks, whole prompts and single tokens together. Window and cap are part of
+a plan, so each distinct reach has its own wrappers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.protocol.errors import Invalid
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_DIMS = (64, 128, 256)
-"""That both its attention and its append have kernels for."""
+"""Head dimensions for which both FlashInfer's attention and its append have kernels."""
 
 
 class FlashInferAttention:
@@ -64,7 +64,7 @@ class FlashInferAttention:
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         flashinfer.append_paged_kv_cache(
-            keys.to(self._layers[layer].dtype).contiguous(),  # it would take their bytes as they are
+            keys.to(self._layers[layer].dtype).contiguous(),  # FlashInfer would not convert but reinterpret
             values.to(self._layers[layer].dtype).contiguous(),
             self._rows,
             self._positions,
@@ -97,7 +97,7 @@ class _Wrappers:
         self.planned: Any = None
 
     def plan(self, query_indptr: torch.Tensor | None, tables: PageTables, dtype: torch.dtype) -> None:
-        """query_indptr None: every sequence computes one token."""
+        """`query_indptr` is None if every sequence computes one token."""
         told = (*tables.pages, *heads(self._shape))
         kind = variant(self._shape, self._reach, dtype)
         if query_indptr is None:

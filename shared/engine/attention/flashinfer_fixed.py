@@ -1,7 +1,7 @@
 """FlashInfer's decode attention over fixed memory, for steps that are captured as CUDA graphs.
 
-The kernels of a captured step read page tables and the wrapper's schedule where they were. A plan writes them there
-anew, outside of the graph; the number of sequences is the only thing that never changes.
+The kernels of a captured step read page tables and the wrapper's schedule at fixed addresses. Each plan writes them there
+again, outside the graph. Only the number of sequences never changes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shared.engine.attention.api import AttentionBatch, AttentionShape, Reach
 from shared.engine.attention.flashinfer_tables import LAYOUT, PageTables, heads, uses_tensor_cores, variant
 
 _KERNELS = "fa2"
-"""Named, so that no plan of a captured step can choose other kernels than the one it was captured with."""
+"""Fixed, so that every plan of a captured step uses the kernels the step was captured with."""
 
 
 class FixedDecode:
     """Implements attention.api.AttentionBackend for steps of exactly `rows` sequences of one token each, with at most
-    `most_pages` pages in all. Takes 8 MiB on the device and on the host for every reach, for schedules."""
+    `most_pages` pages in all. Schedules take 8 MiB on the device and 8 MiB on the host for each distinct reach."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class FixedDecode:
         rows: int,
         most_pages: int,
     ) -> None:
-        """The workspaces hold what a single run needs: whatever else runs on the device in its turn may share them."""
+        """The workspaces hold data of a single run only: work that does not run at the same time may share them."""
         self._shape = shape
         self._layers = layers
         self._device = layers[0].device
@@ -56,7 +56,7 @@ class FixedDecode:
         }
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Every wrapper writes the page tables, which they share."""
+        """All wrappers share the page tables, and each of them writes them."""
         tables = PageTables(batch, self._shape.block_tokens, self._device)
         for reach, wrapper in self._wrappers.items():
             kind = variant(self._shape, reach, self._layers[0].dtype)

@@ -1,7 +1,7 @@
-"""What FlashInfer's wrappers and kernels are told of a step, in their vocabulary.
+"""Converts a step into the arguments of FlashInfer's wrappers and kernels.
 
-Plans read the tables on the host, and would wait for the device to give them back from there: so they are given those of
-the host. Only the page indices, the large one, are read on the device alone.
+FlashInfer's plans read the tables on the host; given device tensors, they would copy them back and wait for the device.
+So they get host tensors. Only the page indices, the largest table, are read on the device alone and lie there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LAYOUT = "NHD"
 
 
 class PageTables:
-    """Of one step."""
+    """The page tables of one step."""
 
     def __init__(self, batch: AttentionBatch, block_tokens: int, device: torch.device) -> None:
         spans, ints = batch.spans, torch.int32
         self.indptr = pinned([0, *accumulate(len(span.pages) for span in spans)], ints, device)
-        """On the host, as last_page and positions."""
+        """On the host, like last_page and positions."""
         self.last_page = pinned([(span.end - 1) % block_tokens + 1 for span in spans], ints, device)
         self.positions = pinned(list(batch.positions()), ints, device)
         indices = pinned([page for span in spans for page in span.pages], ints, device)
@@ -32,7 +32,7 @@ class PageTables:
 
     @property
     def pages(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the order of a plan's arguments."""
+        """indptr, indices and last_page, in the order of a plan's arguments."""
         return self.indptr, self.indices, self.last_page
 
 
@@ -42,7 +42,7 @@ def heads(shape: AttentionShape) -> tuple[int, int, int, int]:
 
 
 def variant(shape: AttentionShape, reach: Reach, dtype: torch.dtype) -> dict[str, Any]:
-    """What else a plan is told by name."""
+    """The keyword arguments of a plan: scale, types, window and cap."""
     told: dict[str, Any] = {"sm_scale": shape.scale, "q_data_type": dtype, "kv_data_type": dtype}
     if reach.window:
         told["window_left"] = reach.window - 1
@@ -52,5 +52,5 @@ def variant(shape: AttentionShape, reach: Reach, dtype: torch.dtype) -> dict[str
 
 
 def uses_tensor_cores(shape: AttentionShape) -> bool:
-    """Whether a decode step has enough query heads per KV head to fill their tiles."""
+    """Whether there are enough query heads per KV head to fill the tensor cores' tiles in a decode step."""
     return shape.group >= 4

@@ -1,4 +1,4 @@
-"""Attention on the CPU by the C++ kernels, which read the pages where they are."""
+"""Attention on the CPU by the C++ kernels, which read the pages in place."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shared.engine.native.kernels import Kernels
 from shared.engine.native.plan import StepPlan
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""Of KV pages that the kernels read."""
+"""Types of KV pages that the kernels support."""
 MAX_HEAD_DIM = 512
 
 
 def computes(shape: AttentionShape, dtype: torch.dtype) -> bool:
-    """Whether the kernels can take this attention."""
+    """Whether the kernels support this attention."""
     return dtype in DTYPES and shape.head_dim % 8 == 0 and shape.head_dim <= MAX_HEAD_DIM
 
 
 class NativeAttention:
-    """Implements attention.api.AttentionBackend. A row's output is the same to the bit whatever other sequences are in
-    the step, and whatever the number of threads."""
+    """Implements attention.api.AttentionBackend. A row's output is bit-identical whatever other sequences are in the
+    step and however many threads compute."""
 
     def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor], kernels: Kernels) -> None:
         assert computes(shape, layers[0].dtype)

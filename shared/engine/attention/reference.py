@@ -1,6 +1,6 @@
-"""Attention as one would write it on a blackboard: a loop per sequence and head, softmax in float64.
+"""Attention in its plainest form: a loop over sequences and heads, softmax in float64.
 
-Slow on purpose. Other backends are compared with it.
+Slow on purpose: it is the reference that other backends are compared with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small tensors from the host to a device, without waiting for what the device is doing."""
+"""Copies small tensors from the host to a device without waiting for the device's current work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def pinned(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the host, and page-locked where a GPU will read it: only then does a copy to it not block. torch keeps the
-    memory from being used again before the copies are over."""
+    """A tensor on the host, page-locked if `device` is a GPU: only then can it be copied without blocking. torch does not
+    reuse the memory before the copies are done."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on the device; what is computed from now on finds it there."""
+    """Copy a host tensor to the device. Work that is launched on the current stream from now on sees the copy."""
     if device.type != "cuda":
         return host.to(device)
     return (host if host.is_pinned() else host.pin_memory()).to(device, non_blocking=True)

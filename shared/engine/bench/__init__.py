@@ -1,1 +1,1 @@
-"""`tsukimi bench engine`: the engine beside transformers on the same model, the same work, in the same run."""
+"""`tsukimi bench engine`: compares the engine with transformers on the same model and the same work, in one run."""

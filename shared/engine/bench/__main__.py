@@ -59,22 +59,22 @@ def main(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     peer_dtype: Annotated[str, typer.Option(help="transformers' format; default: the same.")] = "",
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads of each; 0: all, shared out among stages.")
+        int, typer.Option(min=0, help="CPU threads of each; 0: all, divided among stages.")
     ] = 0,
     backend: Annotated[str, typer.Option(help="The engine's backend.")] = "auto",
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "128,512,2048,6000",
     batches: Annotated[str, typer.Option(help="Sequences in a decode step.")] = "1,4,16,32",
     context: Annotated[int, typer.Option(min=1, help="Tokens before each decode step.")] = 512,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each case, in turns.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each case, alternating.")] = 3,
     stages: Annotated[
-        int, typer.Option(min=1, help="Instead: a group of so many stages, beside one process of ours.")
+        int, typer.Option(min=1, help="If > 1: compare a group of stages with one process instead.")
     ] = 1,
     piece_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that go from stage to stage together.")
+        int, typer.Option(min=1, help="Tokens passed between stages at a time.")
     ] = 256,
     json: Annotated[Path | None, typer.Option(help="Write all samples to this file.")] = None,
 ) -> None:
-    """Prefill and decode speed and peak memory, next to transformers (sdpa) in the same run. Medians of turns."""
+    """Compare prefill speed, decode speed and peak memory with transformers (sdpa) in one run. Speeds are medians."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(os.devnull, "w")))  # noqa: SIM115
     if dtype == "auto":
         dtype = "bfloat16" if cpu_computes_bfloat16() else "float32"
@@ -152,9 +152,9 @@ def _numbers(text: str, name: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise Invalid(f"--{name} takes numbers with commas between them, not {text!r}", param=name) from None
+        raise Invalid(f"--{name} takes comma-separated numbers, not {text!r}", param=name) from None
     if any(n < 1 for n in numbers):
-        raise Invalid(f"--{name} takes numbers from 1 on", param=name)
+        raise Invalid(f"--{name} takes numbers of at least 1", param=name)
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""The two that are measured: this engine, and transformers with its sdpa attention and DynamicCache."""
+"""The two engines that are compared: this one, and transformers with its sdpa attention and DynamicCache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Contender(Protocol):
         ...
 
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """Median seconds of a step of `batch` sequences that have `context` tokens each."""
+        """Median seconds of a decode step of `batch` sequences that begin with `context` tokens each, over `steps`
+        steps."""
         ...
 
     def about(self) -> str: ...
@@ -119,11 +120,11 @@ class Transformers:
     def decode(self, batch: int, context: int, steps: int) -> float:
         cache = hf.DynamicCache(config=self._model.config)
         self._forward(self._ids(1, 0, context), cache)
-        cache.batch_repeat_interleave(batch)  # the same context for all: computed once
+        cache.batch_repeat_interleave(batch)  # all sequences have the same context, so it is computed once
         return _median(lambda n: self._forward(self._ids(batch, context + n, 1), cache), steps)
 
     def generate(self, batch: int, context: int, new_tokens: int) -> None:
-        """transformers' static batch: all prompts begin together, all answers are equally long."""
+        """Generate with transformers' static batch: all prompts start together, and all answers have the same length."""
         ids = self._ids(batch, 0, context)
         self._model.generate(
             ids,
@@ -145,7 +146,7 @@ class Transformers:
 
 
 def _with_room(config: EngineConfig, kv_tokens: int) -> EngineConfig:
-    """The configuration with KV memory for so many tokens."""
+    """The configuration with KV memory for `kv_tokens` tokens."""
     from msgspec.structs import replace
 
     text = hf.AutoConfig.from_pretrained(Path(resolve_model(config.model).path)).get_text_config()
@@ -156,12 +157,12 @@ def _with_room(config: EngineConfig, kv_tokens: int) -> EngineConfig:
 
 
 def _text(vocabulary: int, start: int, tokens: int) -> list[int]:
-    """Tokens of no meaning, the same for both."""
+    """Meaningless token ids, the same for both contenders."""
     return [(position * 37 + 11) % (vocabulary - 1) for position in range(start, start + tokens)]
 
 
 def _median(run: Callable[[int], None], steps: int) -> float:
-    """Of the later half's seconds: the first ones warm caches."""
+    """Median seconds of the last two thirds of the steps: the first third warms caches."""
     seconds = []
     for n in range(steps):
         began = time.perf_counter()

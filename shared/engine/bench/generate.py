@@ -1,6 +1,6 @@
 """`python -m shared.engine.bench.generate`: transformers' static generate on one batch, once per line on standard input.
 
-Each time it writes the seconds that took, as a line. `tsukimi bench stack` compares the cluster with it.
+For each it writes one line: the seconds it took. `tsukimi bench stack` compares the cluster with this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A prefill group of stages beside one process with the threads of one stage: the same prompts, in turns."""
+"""Compares a prefill group of stages with one process that has the threads of one stage: same prompts, alternating."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StagesCase(Struct, frozen=True):
     group_s: tuple[float, ...]
     single_s: tuple[float, ...]
     same_token: bool
-    """Both sampled the same first token, every time."""
+    """Whether both sampled the same first token in every round."""
 
     @property
     def ratio(self) -> float:
@@ -34,7 +34,7 @@ class StagesReport(Struct, frozen=True):
     threads: int
     """Of each stage, and of the single process."""
     load_before: float
-    """The machine's load average over a minute, before anything was started."""
+    """The machine's one-minute load average before anything was started."""
     cases: tuple[StagesCase, ...]
     ratios: dict[str, float]
 

@@ -1,5 +1,5 @@
-"""A contender in a process of its own: answers one question at a time, so that its memory is its own, and the other
-one computes nothing meanwhile."""
+"""Runs a contender in its own process, so that its peak memory can be measured. It answers one call at a time and is idle
+between calls, while the other contender computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.engine.torch_threads import sleep_when_idle
 
 
 class Worker:
-    """Starts the process; `ask` calls a method of the contender there."""
+    """Starts the process. `ask` calls a method of the contender there."""
 
     def __init__(self, kind: str, **arguments: Any) -> None:
         context = mp.get_context("spawn")
@@ -23,7 +23,7 @@ class Worker:
         self.ask("about")
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Raises RuntimeError with what went wrong there."""
+        """Return the method's result. Raises RuntimeError with the error if it raised."""
         self._pipe.send((method, arguments))
         try:
             error, answer = self._pipe.recv()

@@ -1,1 +1,1 @@
-"""Decode steps as CUDA graphs: fixed sizes, padded batches, and what captures them."""
+"""Decode steps as CUDA graphs: their sizes, the padding of batches, and the capture."""

@@ -1,4 +1,4 @@
-"""What turns a step over fixed memory into one that is launched as a whole."""
+"""Captures a step over fixed memory, so that it can be launched again as a whole."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any, Protocol
 import torch
 
 _WARM_UPS = 2
-"""Runs before a capture: lazily made handles, workspaces and kernels must exist by then."""
+"""Runs before a capture, so that lazily created handles, workspaces and kernels exist by then."""
 
 
 class Capture(Protocol):
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Run `step` and return what does the same work on the same memory again. Raises if it cannot; the device
-        computes on as before then."""
+        """Run `step`, and return a function that repeats the same work on the same memory. Raises if `step` cannot be
+        captured; the device is still usable then."""
         ...
 
 
 class CudaCapture:
-    """Implements Capture by CUDA graphs. They share one pool of memory: only one may run at a time, and what a step
-    leaves in memory of its own is lost with the next one. Capture the largest first: the others fit into its memory."""
+    """Implements Capture by CUDA graphs. All graphs share one memory pool, so only one may run at a time, and memory
+    that a step allocated is overwritten by the next step. Capture the largest step first: the others then fit into its
+    memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,10 +40,10 @@ class CudaCapture:
         current = self._cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         graph = self._cuda.CUDAGraph()
-        with self._cuda.stream(self._stream):  # a capture that fails leaves its stream the current one
+        with self._cuda.stream(self._stream):  # restores the current stream, which a failed capture would not
             for _ in range(_WARM_UPS):
                 step()
-            # thread_local: what other threads do on the device meanwhile does not void the capture.
+            # thread_local: work that other threads do on the device does not invalidate the capture.
             with self._cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):

@@ -1,4 +1,4 @@
-"""For how many rows a decode step is captured, and which capture a step takes. Pure."""
+"""The row counts for which decode steps are captured, and which capture a step uses. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from shared.engine.attention.api import AttentionBatch, Span
 
 
 def capture_sizes(largest: int) -> tuple[int, ...]:
-    """Ascending, `largest` the last: few, since each costs start-up time and memory, and near enough to each other that
-    from 8 rows on at most a third of a step is padding: powers of two, from 8 on also the middles between them."""
+    """Ascending sizes up to and including `largest`: powers of two and, from 8 on, also the middles between them.
+
+    There are few, since each costs start-up time and memory. From 8 rows on they are so close that at most a third of a
+    step is padding."""
     sizes = set()
     power = 1
     while power < largest:
@@ -21,8 +23,8 @@ def capture_sizes(largest: int) -> tuple[int, ...]:
 
 
 def fitting(batch: AttentionBatch, sizes: Sequence[int]) -> int | None:
-    """The smallest of the ascending sizes that holds the step; None if it computes more than one token of a sequence, or
-    has too many sequences."""
+    """The smallest of the ascending sizes that holds the step. None if the step computes more than one token of some
+    sequence, or has too many sequences."""
     rows = len(batch.spans)
     if batch.tokens != rows:
         return None
@@ -30,8 +32,8 @@ def fitting(batch: AttentionBatch, sizes: Sequence[int]) -> int | None:
 
 
 def padded(batch: AttentionBatch, rows: int, scrap: int) -> AttentionBatch:
-    """The decode step with sequences of one token behind its own, up to `rows`. They live in the scrap page, all in the
-    same place: whatever they write there, no other row reads it, and they write nowhere else."""
+    """The decode step, padded to `rows` sequences by sequences of one token each. All padding sequences write to position
+    0 of page `scrap` and nowhere else. No other row reads it."""
     own = len(batch.spans)
     padding = (Span(0, 1, (scrap,), row) for row in range(own, rows))
     return AttentionBatch((*batch.spans, *padding))

@@ -1,1 +1,1 @@
-"""Where an engine keeps its KVCache."""
+"""The memory in which an engine keeps its KV cache."""

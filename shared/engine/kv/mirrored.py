@@ -1,7 +1,7 @@
 """KV pages on a device, mirrored in the shared memory that the data plane reads and writes.
 
-What a step wrote goes to the mirror beside the computing: a layer's KV is on its way while the next ones are computed.
-What landed in the mirror goes to the device the same way.
+A layer's KV is copied to the mirror while the next layers are computed. KV that the data plane has received into the
+mirror is copied to the device in the same way, without blocking.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from shared.protocol.ids import AttemptId
 from shared.protocol.model import KVLayout
 
 _MOST_READERS = 64
-"""Attempts remembered per page; beyond it a page is copied once more than it had to be."""
+"""How many attempts are remembered per page. When more use it, they are forgotten, and the page may be copied once more
+than necessary."""
 
 
 class MirroredPages:
     """Implements paged.Pages.
 
-    The mirror always holds everything: each step publishes what it wrote. So a page may be copied to the device at any
-    moment between steps; it must be once per attempt, before the attempt first reads rows that it did not compute, as
-    these may have landed in the mirror. Pages are given to another content only after all attempts on them have ended.
+    The mirror is always complete, since each step publishes what it wrote. So a page may be copied to the device at any
+    time between steps. It must be copied once per attempt, before the attempt first reads rows that it did not compute:
+    these may have arrived in the mirror only. A page gets new content only after all attempts that use it have ended.
     """
 
     def __init__(
         self, arena: Arena, device: torch.device, staging_bytes: int = STAGING_BYTES, lane: Lane | None = None
     ) -> None:
-        """Takes `staging_bytes` of host memory. Raises Invalid if that is too little."""
+        """Allocates `staging_bytes` of host memory for copies. Raises Invalid if that is too little."""
         layout = arena.layout
         self._block_tokens = layout.block_tokens
         size = (layout.layers, arena.pages + 1, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
@@ -63,7 +64,7 @@ class MirroredPages:
             readers.add(attempt)
 
     def outgoing(self, batch: AttentionBatch) -> MirroredStep:
-        self._stager.forget()  # a step before that failed
+        self._stager.forget()  # copies left by an earlier step that failed
         return MirroredStep(self._stager, batch, self._block_tokens)
 
 
@@ -84,7 +85,7 @@ class MirroredStep:
 def _buffer_bytes(staging_bytes: int, layout: KVLayout) -> int:
     if staging_bytes < BUFFERS * layout.slice_bytes:
         raise Invalid(
-            f"staging_bytes {staging_bytes} are too few: {BUFFERS} buffers must hold a layer of a block each, "
+            f"staging_bytes {staging_bytes} is too small: each of {BUFFERS} buffers must hold a layer of a block, "
             f"{layout.slice_bytes} bytes",
             param="staging_bytes",
         )

@@ -1,6 +1,6 @@
-"""An engine's KV pages: one tensor a layer, and the shared memory that the data plane reads and writes.
+"""An engine's KV pages: one tensor per layer, and the shared memory that the data plane reads and writes.
 
-On the CPU both are the same memory. Beside a GPU the shared memory mirrors the pages on the device; see mirrored.py.
+On the CPU both are the same memory. With a GPU, the shared memory mirrors the pages on the device; see mirrored.py.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Outgoing(Protocol):
-    """What one step writes, on its way into the shared memory."""
+    """Copies the KV that one step writes into the shared memory."""
 
     def publish(self, layers: range, then: Callable[[], None] | None = None) -> None:
-        """Bring what computing wrote so far into these layers. `then` is called on this thread when it is there: at the
-        latest in settle, and in the order of the calls."""
+        """Begin to copy the step's KV of these layers, as launched so far. Calls `then` on this thread once it is in the
+        shared memory: in the order of the `publish` calls, and in `settle` at the latest."""
         ...
 
     def settle(self) -> None:
-        """On return all that was published is there, and whoever asked for it has been told."""
+        """On return, everything published is in the shared memory, and every `then` has been called."""
         ...
 
 
 class Pages(Protocol):
-    """KV pages as an engine's step uses them."""
+    """KV pages as an engine's steps use them."""
 
     layers: list[torch.Tensor]
     """`[pages, 2, block_tokens, kv_heads, head_dim]` each, on the device that computes."""
     scrap: int | None
-    """A page beside those of the shared memory, for rows that nobody reads; None: there is none."""
+    """A page that is not in the shared memory, for rows that nothing reads. None: there is no such page."""
 
     def prepare(self, attempt: AttemptId, pages: Sequence[int], filled: int) -> None:
-        """Before a step of an attempt over these pages: what landed in the shared memory for the first `filled` of
-        them becomes readable."""
+        """Call this before a step of an attempt over these pages. KV that has arrived in the shared memory for the first
+        `filled` of them becomes readable for the step."""
         ...
 
     def outgoing(self, batch: AttentionBatch) -> Outgoing:
-        """Before a step computes. What an earlier step has not settled is nobody's any more."""
+        """Call this before a step computes. Drops what an earlier step published but did not settle: it is not copied,
+        and its `then` is not called."""
         ...
 
 
@@ -57,7 +58,7 @@ def arena_pages(arena: Arena) -> torch.Tensor:
 
 
 def arena_layers(arena: Arena) -> list[torch.Tensor]:
-    """The arena's own memory as tensors."""
+    """The arena's memory as one tensor per layer: `[pages, 2, block_tokens, kv_heads, head_dim]` each."""
     layout = arena.layout
     size = (arena.pages, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
     return [
@@ -67,7 +68,7 @@ def arena_layers(arena: Arena) -> list[torch.Tensor]:
 
 
 class SharedPages:
-    """Pages that are the arena's memory: nothing to copy."""
+    """Implements Pages on the arena's own memory: nothing is copied."""
 
     def __init__(self, arena: Arena) -> None:
         self.layers = arena_layers(arena)
@@ -81,7 +82,7 @@ class SharedPages:
 
 
 class InPlace:
-    """Implements Outgoing: what is written is there."""
+    """Implements Outgoing where the pages are the shared memory: `then` is called at once."""
 
     def publish(self, layers: range, then: Callable[[], None] | None = None) -> None:
         if then is not None:

@@ -1,15 +1,16 @@
 // Causal attention of packed sequences over KV pages [pages][2][block_tokens][kv_heads][head_dim].
 //
-// The query heads that share a KV head are rows of one unit of work. Few rows (decode) meet each key by a dot product,
-// in chunks of CHUNK keys counted from position 0 that are merged in order, so that the work of a long context is
-// spread over threads, and no sum depends on how. Many rows (prefill) go tile by tile of keys through two small matrix
-// products with a running softmax.
+// The query heads that share a KV head are rows of one unit of work. With few rows (decode), the logits are dot products,
+// computed in chunks of CHUNK keys counted from position 0. The chunks are merged in order. So the work of a long context
+// is spread over threads, but no sum depends on how. With many rows (prefill), each tile of keys goes through two small
+// matrix products with a running softmax.
 #pragma once
 
 #include "few_rows.h"
 #include "many_rows.h"
 
-// This thread's share of one layer's attention. Call from all threads, with a barrier between the two halves.
+// This thread's share of one layer's attention. All threads call attend_share, then wait at a barrier, then call
+// merge_share.
 template <class T>
 static void attend_share(Plan& plan, const Reach& reach, const T* base, const float* queries, float* output,
                          Scratch& scratch) {

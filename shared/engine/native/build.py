@@ -1,7 +1,7 @@
-"""From C++ sources to a shared library in the cache folder: built once per source, compiler and instruction set.
+"""Compiles the C++ sources to a shared library in the cache folder, once per source, compiler and instruction set.
 
-`python -m shared.engine.native.build FOLDER` builds for every instruction set of this kind of CPU ahead of time, for
-machines without a compiler; they find the libraries where TSUKIMI_KERNELS_FOLDER says.
+`python -m shared.engine.native.build FOLDER` builds all of BUILDS ahead of time, for machines without a compiler. These
+load the libraries from the folder that TSUKIMI_KERNELS_FOLDER names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Build(Struct, frozen=True):
 
     name: str
     needs: frozenset[str]
-    """CPU flags, as in /proc/cpuinfo."""
+    """CPU flags that it needs, as in /proc/cpuinfo."""
     flags: tuple[str, ...]
 
 
@@ -56,7 +56,7 @@ BUILDS = (
 
 
 class CannotBuild(Exception):
-    """Why there are no kernels; torch computes instead."""
+    """There are no kernels; the message says why. torch computes instead."""
 
 
 @cache
@@ -75,7 +75,8 @@ def runnable() -> list[Build]:
 
 
 def library(build: Build) -> Path:
-    """The built library, compiled now if nobody has: seconds. Raises CannotBuild with the reason."""
+    """The built library. If it does not exist yet, compiles it, which takes seconds. Raises CannotBuild with the
+    reason."""
     if (ahead := environment("TSUKIMI_KERNELS_FOLDER")) and (path := _ahead(Path(ahead), build)).exists():
         return path
     compiler = _compiler()
@@ -86,7 +87,7 @@ def library(build: Build) -> Path:
 
 
 def build_ahead(folder: Path) -> list[Path]:
-    """Every build, for a machine that has this source and no compiler. Raises CannotBuild."""
+    """Build all of BUILDS into the folder, for machines that have this source but no compiler. Raises CannotBuild."""
     compiler = _compiler()
     paths = [_ahead(folder, build) for build in BUILDS]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -112,7 +113,7 @@ def _version(compiler: str) -> str:
 
 
 def _digest(build: Build, version: str = "") -> str:
-    """Of all that a library depends on."""
+    """A digest of everything that a library depends on: compiler version, flags and sources."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (version, *COMMON, *build.flags):
         digest.update(part.encode() + b"\0")
@@ -122,7 +123,7 @@ def _digest(build: Build, version: str = "") -> str:
 
 
 def _compile(compiler: str, build: Build, path: Path) -> None:
-    """Whole or not at all, also when several processes build at once."""
+    """The library is created whole or not at all, even when several processes build at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -1,21 +1,23 @@
-// Attention of few rows (decode): each key is met by dot products, in chunks of keys whose parts are merged in order.
+// Attention of few rows (decode): logits are dot products, computed in chunks of keys. The chunks' parts are merged in
+// order.
 #pragma once
 
 #include "plan.h"
 
-// Rows of a head lie apart, a little each: the CPU does not foresee them. They come while others are computed.
+// Prefetches a row. The rows of a head are short and lie apart, so the CPU does not predict them. They are loaded while
+// other rows are computed.
 template <class T>
 static inline void bring(const T* row, int dim) {
   for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Of dot products; to base 2.
+// Logits of dot products, times log2(e), so that exp2 gives the weights.
 static inline vf logits(vf dots, const Shape& shape, const Reach& reach) {
   if (reach.cap > 0) return tanhv(dots * (shape.scale / reach.cap)) * (reach.cap * LOG2E);
   return dots * (shape.scale * LOG2E);
 }
 
-// From the order of a head's values to that in which load_pair gives them, and back.
+// Reorders a head's values as load_pair does; put_in_order reverses this.
 template <class T>
 static inline void pair_up(const float* from, int dim, float* to) {
   int d = 0;
@@ -34,7 +36,8 @@ static inline void put_in_order(const float* from, int dim, float* to) {
   for (; d < dim; d++) to[d] = from[d];
 }
 
-// R rows of q with N keys that are `stride` apart; out is [R][N], its rows `ldo` apart.
+// Dot products of R rows of q, in the order of pair_up, with N keys that are `stride` apart. out is [R][N], its rows are
+// `ldo` apart.
 template <int R, int N, class T>
 static inline void dots(const float* q, const T* key, long stride, int dim, float* out, long ldo) {
   vf acc[R][N];
@@ -112,7 +115,8 @@ static inline void in_fours(int rows, const F& f) {
   if (rows - r == 1) f(std::integral_constant<int, 1>(), r);
 }
 
-// Makes weights of one row's logits, which belong to keys from..to. Puts the largest and the weights' sum into `part`.
+// Turns one row's dot products with the keys from..to-1 into weights, not yet divided by their sum. Keys outside of
+// seen_from..seen_to-1 get weight 0. Puts the largest logit and the sum of the weights into `part`.
 static inline void soften(float* row, int from, int to, int seen_from, int seen_to, const Shape& shape, const Reach& reach,
                           float* part) {
   int count = to - from, padded = (count + LANES - 1) / LANES * LANES;
@@ -133,7 +137,7 @@ static inline void soften(float* row, int from, int to, int seen_from, int seen_
   part[1] = sum(total);
 }
 
-// One chunk's keys and values for the rows of some heads; a part for each head.
+// Attention of the rows of unit.heads KV heads over one chunk of keys. Writes one part for each head.
 template <class T>
 static void few_rows(Plan& plan, const Unit& unit, const Reach& reach, const T* base, const float* queries,
                      Scratch& scratch) {
@@ -195,8 +199,8 @@ static void few_rows(Plan& plan, const Unit& unit, const Reach& reach, const T* 
   }
 }
 
-// Merge the chunks of one sequence and KV head, in order, into the output's rows. The first chunk's part is `part`; the
-// others' are `apart`.
+// Merges the chunks of one sequence and KV head, in order, into the output's rows. The first chunk's part has index
+// `part`; those of the next chunks follow, `apart` parts from each other.
 template <class T>
 static void merge(const Plan& plan, int span_index, int head, int part, int apart, int chunks, float* output) {
   const Span& span = plan.spans[span_index];

@@ -1,11 +1,12 @@
-// y (+)= x W^T for x of a few or many rows, with W packed so that a vector holds one input of neighbouring outputs.
-// A row's result is the same to the bit whatever rows are beside it: its sums run over the inputs in one fixed order.
+// y (+)= x W^T for x of few or many rows. W is packed so that a vector holds the weights of one input and LANES
+// neighbouring outputs. A row's result is bit-identical whatever other rows there are: its sums run over the inputs in
+// one fixed order.
 #pragma once
 
 #include "team.h"
 #include "vec.h"
 
-// Outputs of a panel. W is packed as [panels][inputs][PANEL], or for pairs as [panels][inputs / 2][PANEL][2].
+// Outputs per panel. W is packed as [panels][inputs][PANEL], or for pairs as [panels][inputs / 2][PANEL][2].
 constexpr int PANEL = 2 * LANES;
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 12;
@@ -14,9 +15,10 @@ constexpr int TILE_ROWS = 6;
 #else
 constexpr int TILE_ROWS = 4;
 #endif
-// Inputs summed up in registers at a time: a panel's share of them, 24 KB, stays in the first-level cache.
+// Inputs that are summed in registers at a time. A panel's weights for so many inputs, 24 KB as floats, stay in the
+// first-level cache.
 constexpr int DEPTH = 6144 / PANEL;
-// Rows that are taken through all panels together: their inputs stay in the second-level cache.
+// Rows that go through all panels together: their inputs stay in the second-level cache.
 constexpr int BAND_ROWS = 32 * TILE_ROWS;
 
 struct pair {
@@ -43,11 +45,11 @@ static inline vf multiply_add(vf sum, vp weights, const pair* x) {
 }
 #endif
 
-// How x lies: a row's inputs beside each other, or an input's rows.
+// Layout of x. ROWS_OF_INPUTS: the inputs of a row are adjacent. COLUMNS: the rows of an input are adjacent.
 enum Lie { ROWS_OF_INPUTS, COLUMNS };
 
-// One tile: R rows of x, `depth` inputs of them, times two vectors of outputs. w rows are `ldw` apart. Meanwhile as many
-// of the weights at `ahead` come nearer: memory works while the CPU does.
+// One tile: `depth` inputs of R rows of x, times two vectors of outputs. The rows of w are `ldw` apart. Meanwhile the
+// same amount of weights at `ahead` is prefetched, so that memory and CPU work at the same time.
 template <int R, Lie LIE, class X, class W>
 static inline void tile(const X* x, long ldx, const W* w, long ldw, const W* ahead, int depth, float* y, long ldy,
                         bool add) {
@@ -89,7 +91,8 @@ static inline void tile_of(int rows, const X* x, long ldx, const W* w, long ldw,
 #undef ROWS
 }
 
-// All rows of x times one block of a panel. `outputs` of the panel's PANEL exist. The next block is at `next`.
+// All rows of x times one block of a panel: `depth` of its inputs. Only the first `outputs` of the panel's PANEL outputs
+// exist; the others are padding. The block to be used next is at `next`; it is prefetched.
 template <class X, class W>
 static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, const W* next, int depth, float* y,
                                  long ldy, int outputs, bool add) {
@@ -110,7 +113,7 @@ static inline void rows_of_panel(const X* x, long ldx, int rows, const W* w, con
   }
 }
 
-// Where many rows use weights of a narrower type, they are widened once. The next block comes nearer meanwhile.
+// Widens a block of bf16 weights to floats, once for many rows. Meanwhile the next block is prefetched.
 static inline void widen(const bf16* w, const bf16* next, int depth, float* scratch) {
   for (int i = 0; i < depth * PANEL; i += LANES) {
     __builtin_prefetch(next + i, 0, 2);
@@ -120,15 +123,15 @@ static inline void widen(const bf16* w, const bf16* next, int depth, float* scra
 
 // -- few rows -----------------------------------------------------------------------------------------------------------
 
-// What takes weights as fast as memory gives them.
+// Up to this many rows, the CPU computes as fast as memory delivers the weights.
 constexpr int FEW_ROWS = TILE_ROWS / 2;
-// Panels that they go through side by side: memory gives more in several places than in one. With more of them than
-// these the sums would not fit the registers.
+// Panels that few rows go through side by side: memory is faster when it is read in several places. With more panels, the
+// sums would not fit into the registers.
 constexpr int streams_for(int rows) { return rows == 1 ? 4 : 2; }
-// How far ahead weights are asked for.
+// How far ahead weights are prefetched.
 constexpr int AHEAD_BYTES = 1024;
 
-// R rows of x times S panels that are `apart`: as `tile`, and the same to the bit.
+// R rows of x times S panels that are `apart` from each other. Gives the same bits as `tile`.
 template <int R, int S, class X, class W>
 static inline void tile_of_streams(const X* x, long ldx, const W* w, long apart, int depth, float* y, long ldy, bool add,
                                    long y_apart) {
@@ -162,7 +165,7 @@ static inline void tile_of_streams(const X* x, long ldx, const W* w, long apart,
       }
 }
 
-// Panels first..last, all whole: memory is read from front to back, in S places at a time.
+// R rows of x times the panels first..last-1, which must be whole. Memory is read front to back, in S places at a time.
 template <int R, int S, class X, class W>
 static void stream(const X* x, int inputs, const W* w, int first, int last, float* y, int outputs, bool add) {
   int each = (last - first) / S;
@@ -198,7 +201,7 @@ struct Panels {
   int first, last;
 };
 
-// This thread's share of so many outputs' panels; `together` of them always go to the same thread.
+// This thread's share of the panels of `outputs` outputs. Groups of `together` panels go to the same thread.
 static inline Panels panels_of(const Hand& hand, int outputs, int together = 1) {
   int sets = (outputs + PANEL * together - 1) / (PANEL * together);
   return {hand.from(sets) * together, hand.to(sets) * together};

@@ -1,5 +1,5 @@
-// What Python calls, through ctypes: plans of steps, attention, products, and whole layers of Llama's block.
-// Pointers are to contiguous rows of floats unless said otherwise; nothing here allocates but plans and scratch.
+// The functions that Python calls through ctypes: plans of steps, attention, products, and whole layers of Llama's block.
+// Pointers are to contiguous rows of floats unless said otherwise. Only plans and scratch memory are allocated here.
 
 #include "layer.h"
 
@@ -71,7 +71,8 @@ void* tsukimi_plan_new(int32_t query_heads, int32_t kv_heads, int32_t head_dim, 
 
 void tsukimi_plan_free(void* plan) { delete static_cast<Plan*>(plan); }
 
-// spans: (start, tokens, first row, first page in `pages`) each. What is computed does not depend on `threads`.
+// Each span is (start, tokens, first row, index of its first page in `pages`). The results do not depend on `threads`;
+// only the distribution of the work does.
 void tsukimi_plan_set(void* handle, int32_t threads, const int32_t* spans, int32_t n_spans, const int32_t* pages,
                       int32_t n_pages) {
   Plan& plan = *static_cast<Plan*>(handle);
@@ -81,7 +82,7 @@ void tsukimi_plan_set(void* handle, int32_t threads, const int32_t* spans, int32
   plan.lay_out(threads);
 }
 
-// queries and outputs [rows][query_heads][head_dim]; the step's keys and values are in the pages already.
+// queries and outputs are [rows][query_heads][head_dim]. The step's keys and values must be in the pages already.
 void tsukimi_attend(void* handle, int32_t threads, int32_t kv_bytes, const void* pages, int32_t window, float cap,
                     const float* queries, float* outputs) {
   Plan& plan = *static_cast<Plan*>(handle);
@@ -101,7 +102,8 @@ void tsukimi_attend(void* handle, int32_t threads, int32_t kv_bytes, const void*
   });
 }
 
-// `to` has room for the panels: inputs times outputs rounded up to whole panels.
+// Packs weights [outputs][inputs] into panels. `to` must have room for inputs * outputs elements, with outputs rounded up
+// to whole panels.
 void tsukimi_pack(int32_t threads, int32_t kind, const void* from, int32_t outputs, int32_t inputs, void* to) {
   int panels = (outputs + PANEL - 1) / PANEL;
   Team::run(threads, [&](const Hand& hand) {
@@ -115,7 +117,7 @@ void tsukimi_pack(int32_t threads, int32_t kind, const void* from, int32_t outpu
   });
 }
 
-// y [rows][outputs] = norm(x) W^T, or x W^T where norm_weight is null. `inputs_space` as in Space.
+// y [rows][outputs] = norm(x) W^T, or x W^T if norm_weight is null. `inputs_space` is a buffer like Space.inputs.
 void tsukimi_head(int32_t threads, int32_t kind, const float* x, const float* norm_weight, float epsilon, int32_t rows,
                   int32_t inputs, const void* weights, int32_t outputs, void* inputs_space, float* y) {
   Team::run(threads, [&](const Hand& hand) {
@@ -130,7 +132,7 @@ void tsukimi_head(int32_t threads, int32_t kind, const float* x, const float* no
   });
 }
 
-// x [rows][hidden] in and out, through so many layers.
+// Takes x [rows][hidden] through `count` layers, in place.
 void tsukimi_layers(void* handle, int32_t threads, const Layer* layers, int32_t count, const Space* space, int32_t rows,
                     float* x, const Places* places, int32_t kv_bytes, AfterLayer after) {
   Plan& plan = *static_cast<Plan*>(handle);
@@ -142,7 +144,7 @@ void tsukimi_layers(void* handle, int32_t threads, const Layer* layers, int32_t 
   });
 }
 
-// Keys and values of x [rows][hidden] in front of a layer, and nothing else of it: for rows that nobody looks at behind it.
+// Computes only a layer's keys and values of its input x [rows][hidden], for rows whose output nothing reads.
 void tsukimi_write_kv(void* handle, int32_t threads, const Layer* layer, const Space* space, int32_t rows, const float* x,
                       const Places* places, int32_t kv_bytes) {
   const Plan& plan = *static_cast<Plan*>(handle);

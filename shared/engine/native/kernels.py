@@ -1,4 +1,4 @@
-"""The C++ kernels as Python sees them: addresses of tensors in, nothing but numbers out. Calls release the GIL."""
+"""Python bindings of the C++ kernels. Tensors are passed as addresses. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.io.config import environment
 log = structlog.get_logger(__name__)
 
 FLOATS, BF16, PAIRS = 0, 1, 2
-"""How packed weights are kept: floats; bf16 that is widened; pairs of bf16 for the CPU's own products."""
+"""Kinds of packed weights: floats; bf16 that is widened to floats; pairs of bf16 for the CPU's bf16 products."""
 
 
 class Reach(c.Structure):
@@ -25,7 +25,7 @@ class Reach(c.Structure):
 
 
 class Layer(c.Structure):
-    """layer.h's Layer."""
+    """The struct Layer of layer.h."""
 
     _fields_ = (
         ("kind", c.c_int32), ("hidden", c.c_int32), ("inner", c.c_int32), ("epsilon", c.c_float),
@@ -36,7 +36,7 @@ class Layer(c.Structure):
 
 
 class Space(c.Structure):
-    """layer.h's Space."""
+    """The struct Space of layer.h."""
 
     _fields_ = tuple(
         (name, c.c_void_p)
@@ -45,13 +45,13 @@ class Space(c.Structure):
 
 
 class Places(c.Structure):
-    """layer.h's Places."""
+    """The struct Places of layer.h."""
 
     _fields_ = (("cosines", c.c_void_p), ("sines", c.c_void_p), ("slots", c.c_void_p))
 
 
 AfterLayer = c.CFUNCTYPE(None, c.c_int32)
-"""Takes the GIL for each call."""
+"""A callback from the kernels into Python. Each call takes the GIL."""
 
 
 class Kernels(Struct, frozen=True):
@@ -60,11 +60,11 @@ class Kernels(Struct, frozen=True):
     build: str
     lib: Any
     panel: int
-    """Outputs of a panel of packed weights."""
+    """Outputs per panel of packed weights."""
     has_pairs: bool
 
     def kind(self, dtype: torch.dtype) -> int:
-        """How weights of this type are packed."""
+        """The kind in which weights of this type are packed."""
         if dtype == torch.float32:
             return FLOATS
         return PAIRS if self.has_pairs else BF16
@@ -77,7 +77,8 @@ class Kernels(Struct, frozen=True):
         norm: torch.Tensor | None = None,
         epsilon: float = 0.0,
     ) -> torch.Tensor:
-        """x W^T [rows, outputs] of float rows x and packed weights; with `norm`, of the root-mean-square norm of x."""
+        """x W^T [rows, outputs], for float32 rows x and packed weights W. With `norm`, x is first normalised by its
+        root mean square and multiplied by `norm`."""
         y = torch.empty(len(x), outputs)
         inputs = torch.empty_like(x)
         self.lib.tsukimi_head(
@@ -96,7 +97,8 @@ class Kernels(Struct, frozen=True):
         return y
 
     def pack(self, weights: torch.Tensor, store: Store) -> torch.Tensor:
-        """[outputs, inputs] in float32 or bfloat16 as panels, in the store: for `product` and layers."""
+        """Pack weights [outputs, inputs], float32 or bfloat16, into panels for `product` and layers. The result is in the
+        store."""
         outputs, inputs = weights.shape
         weights = weights.contiguous()
         panels = -(-outputs // self.panel)
@@ -114,8 +116,10 @@ class Kernels(Struct, frozen=True):
 
 @cache
 def kernels() -> Kernels | None:
-    """The fastest build that this machine runs, or the one TSUKIMI_KERNELS names (`none`: none). None, with a warning
-    that says why, where kernels cannot be built: torch computes instead, slower."""
+    """The fastest build that this machine can run, or the one that TSUKIMI_KERNELS names.
+
+    None if TSUKIMI_KERNELS is `none`, if no build is sound, or, with a warning that says why, if the kernels cannot be
+    built or run. Then torch computes instead, slower."""
     wanted = environment("TSUKIMI_KERNELS")
     if wanted == "none":
         return None
@@ -131,12 +135,12 @@ def kernels() -> Kernels | None:
             return None
         if sound(loaded):
             return loaded
-        log.error("unsound_kernels", build=build.name, consequence="the next slower build is taken")
+        log.error("unsound_kernels", build=build.name, consequence="the next slower build is tried")
     return None
 
 
 def sound(kernels: Kernels) -> bool:
-    """Whether the build computes here what torch computes: a compiler, or a CPU, may have its own ideas."""
+    """Whether the build's products agree with torch's on this machine. Guards against faults of compilers and CPUs."""
     random, store = torch.Generator().manual_seed(1), Store()
     x, weights = torch.randn(13, 70, generator=random), torch.randn(100, 70, generator=random)
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):

@@ -1,4 +1,4 @@
-// A whole layer of Llama's block, computed by all threads of a team with as few meetings as can be.
+// A whole layer of Llama's block, computed by all threads of a team with as few barriers as possible.
 #pragma once
 
 #include <type_traits>
@@ -7,11 +7,11 @@
 
 enum Kind : int32_t { FLOATS = 0, BF16 = 1, PAIRS = 2 };  // of packed weights
 
-// Null pointers: the model has no such thing.
+// A layer's weights and pages. A null pointer means that the model has no such weights.
 struct Layer {
-  int32_t kind, hidden, inner;                    // inner: whole panels; what the model lacks of them is zeros
+  int32_t kind, hidden, inner;                    // inner: rounded up to whole panels; the padding is zeros
   float epsilon;
-  const void *qkv, *out, *gate_up, *down;         // packed; q, k, v one below the other, panels of gate and up in turns
+  const void *qkv, *out, *gate_up, *down;         // packed; q, k, v stacked by outputs; gate and up alternate by panels
   const float *attention_norm, *mlp_norm, *qkv_bias, *query_norm, *key_norm;
   Reach reach;
   void* pages;
@@ -19,17 +19,17 @@ struct Layer {
 
 // Buffers of a step, with room for `rows` rows each.
 struct Space {
-  void *inputs, *attended, *activated;            // what products read: floats, or bf16 for PAIRS
+  void *inputs, *attended, *activated;            // inputs of products: floats, or bf16 for PAIRS
   float *qkv, *queries, *outputs, *gate_up;
 };
 
-// Where a step's rows are in their sequences.
+// Positions of a step's rows: their angles for RoPE, and where their keys and values are in the pages.
 struct Places {
   const float *cosines, *sines;                   // [rows][head_dim / 2]
-  const int64_t* slots;                           // page * 2 * block_tokens + row in the page, of each row's keys
+  const int64_t* slots;                           // of each row's keys: page * 2 * block_tokens + offset within the page
 };
 
-// Called by the first thread as soon as a layer's keys and values are in the pages; null: nobody wants to know.
+// Called by the first thread as soon as a layer's keys and values are in the pages. May be null.
 typedef void (*AfterLayer)(int32_t layer);
 
 static void norm(const float* x, const float* weight, float epsilon, int n, float* y) {
@@ -55,7 +55,8 @@ static void norm_to(const float* x, const float* weight, float epsilon, int n, A
   }
 }
 
-// Rows that a product reads: norms of x. A few are computed by every thread for itself: sooner done than waited for.
+// The input of a product: norms of the rows of x. With few rows, every thread computes all of them, since that is faster
+// than waiting for the other threads.
 template <class A>
 static const A* normed(const Hand& hand, const float* x, const float* weight, float epsilon, int rows, int n, A* shared) {
   if (rows <= FEW_ROWS) {
@@ -70,7 +71,7 @@ static const A* normed(const Hand& hand, const float* x, const float* weight, fl
   return shared;
 }
 
-// Rows that a product reads, as they are.
+// The input of a product: the rows of x, converted to A.
 template <class A>
 static const A* narrowed(const Hand& hand, const float* x, int rows, int n, A* shared) {
   if constexpr (sizeof(A) == 4) {
@@ -82,7 +83,7 @@ static const A* narrowed(const Hand& hand, const float* x, int rows, int n, A* s
   }
 }
 
-// Rotates the halves of a head's vector by the position's angles.
+// Applies RoPE to a head's vector: rotates the pairs (x[i], x[i + dim / 2]) by the position's angles.
 static void rotate(float* x, const float* cosines, const float* sines, int dim) {
   int half = dim / 2;
   for (int i = 0; i < half; i++) {
@@ -92,7 +93,8 @@ static void rotate(float* x, const float* cosines, const float* sines, int dim) 
   }
 }
 
-// One row: bias, norms of queries and keys, rotation; keys and values go into the pages. Null queries: nobody wants them.
+// For one row: adds the bias, applies the norms of queries and keys and RoPE, and writes keys and values into the pages.
+// If `queries` is null, the queries are not computed.
 template <class T>
 static void finish_row(const Layer& layer, const Shape& s, float* qkv, const float* cosines, const float* sines,
                        float* queries, T* slot) {
@@ -113,7 +115,7 @@ static void finish_row(const Layer& layer, const Shape& s, float* qkv, const flo
   }
 }
 
-// silu(gate) * up of these panels' columns, which this thread has just computed: gates and ups lie panel by panel in turns.
+// silu(gate) * up of the columns of these panels, which this thread has just computed. Panels of gate and up alternate.
 template <class A>
 static void activate(Panels panels, int rows, int inner, const float* gate_up, A* activated) {
   for (int r = 0; r < rows; r++)
@@ -124,11 +126,11 @@ static void activate(Panels panels, int rows, int inner, const float* gate_up, A
     }
 }
 
-// A layer's products of these rows. A: what they read.
+// The products of a layer. A is the type of their inputs, W that of the packed weights.
 template <class A, class W>
 struct Products {
   typedef typename std::conditional<sizeof(A) == 4, float, pair>::type In;
-  static constexpr int per = sizeof(A) == 4 ? 1 : 2;  // inputs an element of `In` holds
+  static constexpr int per = sizeof(A) == 4 ? 1 : 2;  // inputs per element of `In`
   int rows;
 
   void operator()(Panels panels, const A* from, int inputs, const void* weights, int outputs, float* y, bool add) const {
@@ -136,8 +138,8 @@ struct Products {
   }
 };
 
-// The first half: keys and values go into the pages, queries, if they are wanted, into the space. All threads are through
-// when it returns.
+// The first part of a layer: writes keys and values into the pages and, if `queries` is set, the queries into the space.
+// When it returns, all threads are done with it.
 template <class A, class W, class T>
 static void write_kv(const Hand& hand, const Shape& s, const Layer& layer, const Space& space, int rows, const float* x,
                      const Places& places, bool queries) {

@@ -1,13 +1,13 @@
-// Attention of many rows (prefill): tile by tile of keys, through two small matrix products with a running softmax.
+// Attention of many rows (prefill): each tile of keys goes through two small matrix products with a running softmax.
 //
-// Queries are turned once, so that a vector holds one number of neighbouring queries: keys and values are then used as
-// they lie in the pages, and the softmax needs nothing across a vector. A query's sums run in one fixed order, whatever
-// queries are beside it.
+// Queries are transposed once, so that a vector holds the same dimension of LANES neighbouring queries. Keys and values
+// are then used in the order of the pages, and the softmax needs no operation across a vector. A query's sums run in one
+// fixed order, whatever other queries there are.
 #pragma once
 
 #include "plan.h"
 
-// The queries of a unit, in panels; a vector of them is called a lane.
+// The queries of a unit, in panels. `rows` counts them; `across` is rows rounded up to whole panels.
 struct Queries {
   const Plan& plan;
   const Unit& unit;
@@ -17,7 +17,7 @@ struct Queries {
       : plan(plan), unit(unit), dim(plan.shape.head_dim), group(plan.group()), rows((unit.to - unit.from) * group),
         across((rows + PANEL - 1) / PANEL * PANEL) {}
 
-  // Where row r is among a step's queries, or outputs.
+  // The index of row r's first float in the step's queries, and in its outputs.
   long at(int r) const {
     long token = plan.spans[unit.span].first_row + unit.from + r / group;
     return (token * plan.shape.query_heads + unit.head * group + r % group) * dim;
@@ -26,8 +26,9 @@ struct Queries {
   int position(int r) const { return plan.spans[unit.span].start + unit.from + (r < rows ? r : rows - 1) / group; }
 };
 
-// Logits of `count` keys from position `tile` on become weights, not yet divided by their sum; `keep` is what the sums so
-// far count beside them. One lane.
+// One step of the running softmax, for one vector of queries: turns their logits of `count` keys from position `tile` on
+// into weights, not yet divided by their sum. Updates the largest logits `most` and the sums `total`. `keep` receives the
+// factors by which the outputs summed so far must be multiplied.
 static inline void soften(const Reach& reach, float* logits, long step, int tile, int count, const int32_t* positions,
                           float* most, float* total, float* keep) {
   vi position;
@@ -46,7 +47,7 @@ static inline void soften(const Reach& reach, float* logits, long step, int tile
     if (hides || reach.cap > 0) store(logits + j * step, x);
     top = larger(top, x);
   }
-  vf base = top == -INFINITY ? vf{} : top;  // nothing seen yet
+  vf base = top == -INFINITY ? vf{} : top;  // the query has seen no key yet
   vf kept = exp2v(load(most) - base), sums = {};
   for (int j = 0; j < count; j++) {
     vf e = exp2v(load(logits + j * step) - base);

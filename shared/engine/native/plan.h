@@ -1,4 +1,4 @@
-// A step's work for attention: packed sequences over KV pages [pages][2][block_tokens][kv_heads][head_dim].
+// A step's attention work: packed sequences over KV pages [pages][2][block_tokens][kv_heads][head_dim], cut into units.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include "gemm.h"
 
 struct Span {
-  int32_t start, tokens, first_row, first_page;  // first_page: where its pages begin in the table of pages
+  int32_t start, tokens, first_row, first_page;  // first_page: index of its first page in Plan.pages
 };
 
 struct Shape {
@@ -16,33 +16,34 @@ struct Shape {
   float scale;
 };
 
-// What differs from layer to layer. window: keys a query sees, itself included; 0: all. cap: of the logits; 0: none.
+// What may differ between layers. window: how many keys a query sees, its own included; 0: its own and all before it.
+// cap: logits x become cap * tanh(x / cap); 0: they are not capped.
 struct Reach {
   int32_t window;
   float cap;
 };
 
-constexpr int CHUNK = 128;
-constexpr int DOT_ROWS = 16;
-constexpr int TOGETHER = 256;
-constexpr int MAX_DIM = 512;
-constexpr int KEYS = 64;
-constexpr int MANY_ROWS = 192;
-constexpr int UNITS_PER_THREAD = 2;
+constexpr int CHUNK = 128;           // few rows: keys per chunk
+constexpr int DOT_ROWS = 16;         // few rows: most rows (tokens times group) of a span
+constexpr int TOGETHER = 256;        // few rows: most floats of a key that a unit reads together, over its heads
+constexpr int MAX_DIM = 512;         // largest head_dim
+constexpr int KEYS = 64;             // many rows: keys per tile
+constexpr int MANY_ROWS = 192;       // many rows: most rows of a unit, unless one token has more
+constexpr int UNITS_PER_THREAD = 2;  // many rows: units wanted per thread
 
 struct Unit {
-  int32_t span, head, heads;  // KV heads from `head` on
-  int32_t from, to;           // few rows: keys of one chunk; many rows: queries of one tile
-  int32_t few, part;          // part: where its partial results are, one after the other for the heads
+  int32_t span, head, heads;  // KV heads head .. head + heads - 1
+  int32_t from, to;           // few rows: keys from .. to-1, one chunk; many rows: query tokens from .. to-1
+  int32_t few, part;          // part: index of the first head's part; the other heads' follow; -1: many rows
 };
 
-// A step's work, the same for all layers.
+// A step's work. It is the same for all layers.
 struct Plan {
   Shape shape;
   std::vector<Span> spans;
   std::vector<int32_t> pages;
   std::vector<Unit> units;
-  std::vector<float> parts;  // of few rows, for each unit and row: largest logit, sum, weighted values [head_dim]
+  std::vector<float> parts;  // of few rows; per unit, head and row: largest logit, sum, weighted values [head_dim]
   long part_floats = 0;
   std::atomic<int> next{0};
 
@@ -50,7 +51,7 @@ struct Plan {
   bool has_parts() const { return !parts.empty(); }
   bool few(const Span& s) const { return s.tokens * group() <= DOT_ROWS && s.tokens <= 4; }
 
-  // KV heads whose rows are read in one go: a head's own are too short to be read fast one by one.
+  // How many KV heads a unit of few rows reads together: the rows of a single head are too short to be read fast.
   int together() const {
     int heads = 1;
     for (int n = 2; n <= shape.kv_heads; n++)
@@ -58,7 +59,8 @@ struct Plan {
     return heads;
   }
 
-  // Queries of a unit of many rows: the more, the less often keys and values are read, but all threads need some.
+  // Query tokens per unit of many rows. The more there are, the less often keys and values are read; but there must be
+  // enough units for all threads.
   int step_for(int threads) const {
     for (int rows = MANY_ROWS;; rows /= 2) {
       int step = rows / group() > 0 ? rows / group() : 1;

@@ -1,4 +1,4 @@
-"""One step's work, told to the kernels once for all layers."""
+"""One step's work, passed to the kernels once for all layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.engine.native.kernels import Kernels
 
 
 class StepPlan:
-    """The kernels' plan of the step that runs. `handle` is what they take."""
+    """The kernels' plan of the current step. `handle` is the plan's address, which the kernels take as an argument."""
 
     def __init__(self, kernels: Kernels, shape: AttentionShape) -> None:
         self._kernels = kernels
@@ -22,7 +22,8 @@ class StepPlan:
         )
         weakref.finalize(self, kernels.lib.tsukimi_plan_free, self.handle)
         self.slots = torch.empty(0, dtype=torch.long)
-        """page * 2 * block_tokens + row in the page, of each row's keys; values are block_tokens further."""
+        """For each row, the slot of its keys: page * 2 * block_tokens + offset within the page. The slot of its values is
+        block_tokens higher."""
 
     def set(self, batch: AttentionBatch) -> None:
         spans = batch.spans

@@ -1,4 +1,4 @@
-"""Where packed weights are: in huge pages where the system has them, since every step reads them all."""
+"""Memory for packed weights. It uses huge pages if the system has them, since every step reads all weights."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from math import prod
 import torch
 
 CHUNK_BYTES = 256 << 20
-"""What nothing is put into takes no memory."""
+"""Size of a mapping. Its unused parts take no physical memory."""
 ALIGN_BYTES = 64
 
 
 class Store:
-    """Gives out tensors side by side. The memory goes when the last of a chunk's tensors goes."""
+    """Allocates tensors next to each other in large chunks. A chunk is freed when the last of its tensors is freed."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None
         self._used_bytes = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros."""
+        """A new tensor, filled with zeros and aligned to ALIGN_BYTES."""
         count = prod(shape)
         size = -(-count * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
         if self._chunk is None or self._used_bytes + size > len(self._chunk):
@@ -34,6 +34,6 @@ class Store:
 def _mapped(size_bytes: int) -> mmap.mmap:
     chunk = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the system has no huge pages
             chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk

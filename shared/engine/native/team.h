@@ -1,7 +1,7 @@
-// Threads that work on one thing together, for as long as the process lives.
+// A team of threads that work on one job at a time. The threads live as long as the process.
 //
-// Who waits looks for a moment, then sleeps: a thread that only looks takes the CPU from those it waits for wherever
-// more wants to run than there are CPUs (an OpenMP runtime looks for milliseconds).
+// A waiting thread spins for a moment, then sleeps. If it only spun, it would take the CPU from the threads it waits for
+// when more threads want to run than there are CPUs. (An OpenMP runtime spins for milliseconds.)
 #pragma once
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-constexpr int LOOKS = 2000;  // some 50 us
+constexpr int LOOKS = 2000;  // about 50 us of spinning
 
 static inline void pause_a_moment() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -31,7 +31,7 @@ static inline void wait_while(const std::atomic<uint32_t>& word, uint32_t old) {
 
 class Barrier {
  public:
-  // Nobody is within `wait` but threads that are on their way out of it.
+  // Sets how many threads meet. No thread may be in `wait`, except those that are just leaving it.
   void expect(int threads) { threads_ = threads; }
 
   void wait() {
@@ -48,7 +48,7 @@ class Barrier {
   alignas(64) std::atomic<uint32_t> turn_{0};
 };
 
-// One of the threads at work.
+// One of the threads that work on a job: its number, and how many there are.
 struct Hand {
   int thread, threads;
   Barrier* barrier;
@@ -57,14 +57,15 @@ struct Hand {
     if (threads > 1) barrier->wait();
   }
 
-  // This thread's share of `count` things.
+  // This thread's share of `count` items: from(count) .. to(count) - 1.
   int from(int count) const { return long(count) * thread / threads; }
   int to(int count) const { return long(count) * (thread + 1) / threads; }
 };
 
 class Team {
  public:
-  // Calls work(Hand) in so many threads, this one among them, and returns when all have. One call at a time: others wait.
+  // Calls work(Hand) in `threads` threads, including this one. Returns when all of them have returned. Concurrent calls
+  // of `run` are executed one after the other.
   template <class Work>
   static void run(int threads, const Work& work) {
     if (threads <= 1) return work(Hand{0, 1, nullptr});
@@ -87,7 +88,8 @@ class Team {
     Job job;
   };
 
-  // Never ends: its threads may outlast what the process tears down. A forked child has none of them, and begins anew.
+  // Never destroyed, since its threads may still run while the process exits. A forked child has none of these threads,
+  // so it starts a new team.
   static Team& of_process() {
     static Team* team = [] {
       pthread_atfork(nullptr, nullptr, [] { team = new Team; });

@@ -1,5 +1,6 @@
-// Vectors of as many floats as the build's instruction set holds, by the compiler's vector extensions: the same source
-// is built for AVX-512, AVX2 and any other CPU. A sum is taken in the same order whatever the number of rows or threads.
+// Vectors of LANES floats, as many as a register of the build's instruction set holds. They use the compiler's vector
+// extensions, so the same source is built for AVX-512, AVX2 and any other CPU. Sums are taken in the same order whatever
+// the number of rows or threads.
 #pragma once
 
 #include <cmath>
@@ -42,8 +43,8 @@ static inline vf load(const bf16* p) {
   return (vf)u;
 }
 
-// 2 * LANES numbers in a row. Of bf16 the even ones come first and then the odd: they need no widening but a shift, or
-// a mask. `place_in_pair` tells where the i-th number went.
+// Loads 2 * LANES adjacent numbers. For bf16, `a` gets the even ones and `b` the odd ones: this needs only a shift and a
+// mask to widen them. `place_in_pair` is the index of the i-th number in (a, b).
 static inline void load_pair(const float* p, vf& a, vf& b) { a = load(p), b = load(p + LANES); }
 
 static inline void load_pair(const bf16* p, vf& a, vf& b) {
@@ -84,7 +85,7 @@ static inline void put(bf16* p, float x) {
   p->bits = x == x ? uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16) : 0x7fc0;
 }
 
-// Halves are added until `LEFT` are left, without leaving the registers.
+// Adds the upper half to the lower half until LEFT numbers are left, without leaving the registers.
 template <int LEFT, int N>
 static inline void fold(const float (&s)[N], float (&to)[LEFT]) {
   if constexpr (N == LEFT) {
@@ -126,7 +127,7 @@ static inline quad four_of(vf v) {
   return q;
 }
 
-// The sums of four vectors, each as `sum` would have it.
+// The sums of four vectors. Each has the same bits as `sum`.
 static inline quad sums(vf v0, vf v1, vf v2, vf v3) {
   quad a = four_of(v0), b = four_of(v1), c = four_of(v2), d = four_of(v3);
   quad ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
@@ -142,11 +143,11 @@ static inline float largest(vf v) {
   return m;
 }
 
-// 2^x to about 1e-7 of itself; 0 below -126.
+// 2^x with a relative error of about 1e-7; 0 if x < -126.
 static inline vf exp2v(vf x) {
   vi tiny = x < -126.0f;
   vf held = tiny ? splat(-126.0f) : (x > 127.0f ? splat(127.0f) : x);
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then is in the low bits
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   vf shifted = held + magic;
   vi n = (vi)shifted - 0x4b400000;
   vf f = held - (shifted - magic);

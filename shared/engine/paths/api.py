@@ -1,4 +1,4 @@
-"""What the engine asks of a model, however it is computed."""
+"""The protocol of a model's forward pass, independent of what computes it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Forward(Protocol):
     def logits(
         self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
     ) -> torch.Tensor:
-        """Logits [len(keep), vocab] of the rows `keep`, ascending, of a packed step; token_ids [tokens] and keep are
-        int64 on the CPU. Calls after_layer(i), if given, in order, as soon as layer i's K and V of all rows are in the
-        pages."""
+        """Logits [len(keep), vocab] of the rows `keep` of a packed step. `token_ids` [tokens] and `keep`, ascending, are
+        int64 on the CPU. If `after_layer` is given, calls after_layer(i) in order of layers, as soon as layer i's K and V
+        of all rows are in the pages."""
         ...
 
     def fault(self) -> str:
-        """Why it can never run again; empty while it can. Any thread may ask."""
+        """Why it can never run again; empty while it can. Any thread may call this."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The general path: transformers' own modules, with attention over KV pages under every layer."""
+"""The general path: transformers' own modules, with their attention replaced by a backend's, over KV pages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class GeneralPath:
         return ""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 class Attending:
-    """One forward pass over a planned step: what every layer calls instead of its own attention."""
+    """One forward pass over a planned step. Every layer calls `attend` instead of its own attention."""
 
     def __init__(self, backend: AttentionBackend, after_layer: AfterLayer | None = None) -> None:
         self._backend = backend

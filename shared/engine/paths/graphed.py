@@ -1,7 +1,8 @@
-"""Decode steps over fixed memory, each size captured once and launched as a whole; all other steps as they come.
+"""Captured decode steps: each size is captured once over fixed memory and launched as a whole. All other steps take the
+general path.
 
-A captured step reads token ids, positions, page tables and the like where they were when it was captured. So before each
-launch they are written there, the attention's plan included, and rows that the step lacks are padded.
+A captured step reads token ids, positions, page tables and so on from the addresses they had when it was captured. So
+before each launch they are written to these addresses, including the attention's plan. Missing rows are padded.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ log = structlog.get_logger(__name__)
 
 
 class GraphedPath:
-    """Implements paths.api.Forward for any decoder-only model whose layers launch the same work whatever the tokens."""
+    """Implements paths.api.Forward for any decoder-only model whose layers launch the same work for any tokens."""
 
     def __init__(self, model: Any, backend: AttentionBackend, scrap: int, layers: int) -> None:
-        """Nothing is captured before `capture`. `scrap`: a page that no sequence has."""
+        """Nothing is captured until `capture` is called. `scrap` is a page that belongs to no sequence."""
         assert isinstance(backend, FixableBackend)
         self._model = model
         self._backend = backend
@@ -46,11 +47,12 @@ class GraphedPath:
         capture: Capture,
         progress: Callable[[float], None],
     ) -> None:
-        """Capture steps of these sizes. A size that there is no memory for is left out; whatever else goes wrong would
-        again with the next size, and ends it. Either is warned of once, and such steps are computed as without."""
+        """Capture steps of these sizes, the largest first. A size for which there is not enough memory is left out. Any
+        other failure would repeat with the next size, so it ends the captures. One warning is logged for all of them.
+        Steps without a capture take the general path."""
         inputs = _Inputs(max(sizes), self._model)
         lacking = ""
-        gc.collect()  # here, not in the midst of a capture
+        gc.collect()  # now, so that it does not run during a capture
         for done, rows in enumerate(sorted(sizes, reverse=True)):
             progress(done / len(sizes))
             step = self._captured(rows, pages_per_sequence, capture, inputs)
@@ -60,7 +62,7 @@ class GraphedPath:
             lacking = lacking or f"{rows} rows: {step.reason}"
             if not step.too_large:
                 break
-            gc.collect()  # what the attempt took is for the next one
+            gc.collect()  # frees the failed attempt's memory for the next one
         self._steps = dict(sorted(self._steps.items()))
         if lacking:
             log.warning("decode_steps_not_captured", reason=lacking, captured=list(self._steps))
@@ -72,13 +74,13 @@ class GraphedPath:
             step = _FixedStep(self._model, self._backend.fixed(rows, pages_per_sequence), inputs, rows)
             step.set(padded(AttentionBatch(()), rows, self._scrap), torch.empty(0, dtype=torch.long))
             step.capture(capture)
-        except Exception as e:  # whatever it is: without captures a step is slower, not wrong
+        except Exception as e:  # any error: without a capture a step is slower, not wrong
             return _failure(e)
         return step
 
     @property
     def captured(self) -> tuple[int, ...]:
-        """The sizes, ascending."""
+        """The captured sizes in rows, ascending."""
         return tuple(self._steps)
 
     def logits(
@@ -104,23 +106,24 @@ class GraphedPath:
 
 
 class _Failure(Struct, frozen=True):
-    """Nothing of the error itself: its frames hold the memory that the attempt took."""
+    """Why a capture failed. Does not keep the exception: its frames would keep the attempt's memory alive."""
 
     reason: str
     too_large: bool
-    """A smaller size may do."""
+    """There was not enough memory; a smaller size may succeed."""
 
 
 def _failure(error: BaseException) -> _Failure:
     causes = _causes(error)
     told = [f"{type(cause).__name__}: {cause}" for cause in causes]
-    lacks = ("out of memory", "buffer overflow")  # as the driver, and FlashInfer's workspace, say it
+    lacks = ("out of memory", "buffer overflow")  # the wording of the driver and of FlashInfer's workspace
     memory = any(isinstance(cause, torch.OutOfMemoryError) for cause in causes)
     return _Failure(", after ".join(told), memory or any(lack in what.lower() for what in told for lack in lacks))
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An error and those before it: a capture that is ended in the midst of one says only that it was."""
+    """An error and the errors in its context, outermost first. The one raised at the end of a failed capture says only
+    that the capture was invalidated, not why."""
     found: list[BaseException] = []
     at: BaseException | None = error
     while at is not None:
@@ -130,18 +133,18 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 class _Inputs:
-    """Memory that all sizes share: only one step runs at a time."""
+    """Inputs and logits in fixed memory. All sizes share it, since only one step runs at a time."""
 
     def __init__(self, rows: int, model: Any) -> None:
         self.token_ids = torch.zeros(rows, dtype=torch.long, device=model.device)
         self.positions = torch.zeros(rows, dtype=torch.long, device=model.device)
         self.all_rows = torch.arange(rows, device=model.device)
         self.logits: torch.Tensor | None = None
-        """[rows, vocab]; made by the first step that is run."""
+        """[rows, vocab]; allocated when the first step is captured."""
 
 
 class _FixedStep:
-    """A decode step of so many rows, in fixed memory."""
+    """A decode step of exactly `rows` rows, in fixed memory."""
 
     def __init__(self, model: Any, backend: AttentionBackend, inputs: _Inputs, rows: int) -> None:
         self._model = model
@@ -152,12 +155,12 @@ class _FixedStep:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of each row, until the next step is launched."""
+        """Logits of each row; valid until the next step is launched."""
         assert self._inputs.logits is not None
         return self._inputs.logits[: self._rows]
 
     def set(self, batch: AttentionBatch, token_ids: torch.Tensor) -> None:
-        """What the next launch computes; the rows behind the token ids are padding."""
+        """Set what the next launch computes. The rows after the last token id are padding."""
         device, inputs = self._model.device, self._inputs
         ids = pad(token_ids, (0, self._rows - len(token_ids)))
         positions = pinned(list(batch.positions()), torch.long, device)

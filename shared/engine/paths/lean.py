@@ -1,7 +1,7 @@
-"""The lean path: models of Llama's block on the CPU, a whole layer in one call of the C++ kernels.
+"""The lean path: models of Llama's block on the CPU. The C++ kernels compute whole layers in one call.
 
-Weights are packed for them: Q, K and V in one product, gate and up in one. Activations are floats throughout (and
-bf16 where the CPU multiplies bf16 itself). A sequence's logits are the same to the bit whatever other sequences are in
+Weights are packed for the kernels: Q, K and V as one product, gate and up as one. Activations are float32; where the CPU
+has bf16 products, the inputs of products are bf16. A sequence's logits are bit-identical whatever other sequences are in
 the step.
 """
 
@@ -21,11 +21,11 @@ from shared.engine.paths.api import AfterLayer
 from shared.engine.paths.lean_pass import Pass, Space, whole_panels
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of config.model_type whose layers are Llama's block, give or take biases and norms of Q and K."""
+"""Values of config.model_type whose layers are Llama's block, with or without QKV biases and norms of Q and K."""
 
 
 def fits(config: Any, shape: AttentionShape, dtype: torch.dtype) -> bool:
-    """Whether the lean path computes this model."""
+    """Whether the lean path can compute this model."""
     return (
         config.model_type in FAMILY
         and config.hidden_act == "silu"
@@ -38,8 +38,9 @@ def fits(config: Any, shape: AttentionShape, dtype: torch.dtype) -> bool:
 
 
 class LeanPath:
-    """Implements paths.api.Forward; or, given a `part` of the layers, computes those alone, and what is before and behind
-    them. Takes the model's weights: the model is of no use afterwards."""
+    """Implements paths.api.Forward. If `part` is given, it has only those layers, plus the embedding if they include the
+    first layer and the head if they include the last. Takes over the model's weights: the model is unusable
+    afterwards."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class LeanPath:
     ) -> None:
         blocks = list(model.model.layers)
         self._part = range(len(blocks)) if part is None else part
-        model.model.layers = torch.nn.ModuleList()  # the weights of other parts go
+        model.model.layers = torch.nn.ModuleList()  # frees the weights of layers outside the part
         self._kernels = kernels
         self._pages = layers
         self._plan = StepPlan(kernels, shape)
@@ -61,7 +62,7 @@ class LeanPath:
         self._kind = kernels.kind(model.dtype)
         self._store = Store()
         self._kept: list[torch.Tensor] = []
-        """What the kernels' structures point to."""
+        """Keeps alive what the kernels' structures point to."""
         packed = [self._packed(blocks[i], shape.reach(i), layers[i]) for i in self._part]
         self._layers = (Layer * len(packed))(*packed)
         self._norm = self._floats(model.model.norm.weight)
@@ -85,16 +86,17 @@ class LeanPath:
         return ""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
     # -- the steps of a pass ---------------------------------------------------------------------------------------
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Float rows [tokens, hidden]. Only where the first layer is."""
+        """Float32 rows [tokens, hidden]. Only if this part has the first layer."""
         return self._embedding[token_ids].float()
 
     def enter(self, batch: AttentionBatch, x: torch.Tensor) -> Pass:
-        """Rows that are to go through layers, changed in place. One batch at a time: the next one takes its room."""
+        """Begin a pass of rows x, float32 [tokens, hidden], through layers. x is changed in place. One pass at a time:
+        the next call reuses its plan and buffers."""
         self._plan.set(batch)
         if len(x) > self._space.rows:
             self._space = Space(len(x), self._config, self._shape, self._kernels.panel)
@@ -108,8 +110,9 @@ class LeanPath:
     def finish(
         self, entered: Pass, first: int, keep: Sequence[int], after_layer: AfterLayer | None
     ) -> torch.Tensor:
-        """From layer `first` to logits [len(keep), vocab] of the rows `keep`, ascending. Only where the last layer is. Of
-        other rows that one's K and V alone are computed: nobody looks at them behind it."""
+        """Compute from layer `first` to the end. Returns logits [len(keep), vocab] of the rows `keep`, ascending. Only if
+        this part has the last layer. In the last layer, only K and V are computed for the other rows: nothing reads
+        their output."""
         if len(keep) == len(entered.x):
             entered.through(range(first, self._part.stop), after_layer)
             return self._project(entered.x)
@@ -123,11 +126,11 @@ class LeanPath:
         return self._project(kept.x)
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of rows behind the last layer."""
+        """Logits of rows that have passed the last layer."""
         return self._kernels.product(x, self._head, self.vocab, self._norm, self._config.rms_norm_eps)
 
     def _angles(self, x: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [rows, head_dim / 2] of the rows' positions, scaled as the model wants them."""
+        """Cosines and sines [rows, head_dim / 2] of the rows' positions, with the model's RoPE scaling applied."""
         positions = torch.tensor([list(batch.positions())], dtype=torch.long)
         cosines, sines = self._rotary(x[None], positions)
         half = self._shape.head_dim // 2
@@ -161,11 +164,12 @@ class LeanPath:
         return layer
 
     def _weights(self, *linears: Any) -> int:
-        """Pack products that share their input, one below the other; the model's own copies go."""
+        """Pack the weights of linears that share their input, stacked along the outputs. Frees the model's own copies."""
         return self._kept_packed(torch.cat([linear.weight.detach() for linear in linears]), *linears)
 
     def _in_turns(self, *linears: Any) -> int:
-        """As _weights, but a panel of each in turns: who computes a panel has its partner at hand."""
+        """Like _weights, but with panels of the linears alternating: the thread that computes a panel of gate also
+        computes the matching panel of up, and needs both to apply the activation."""
         panel = self._kernels.panel
         parts = []
         for linear in linears:
@@ -176,7 +180,7 @@ class LeanPath:
         return self._kept_packed(torch.stack(parts, dim=1).flatten(0, 2), *linears)
 
     def _widened(self, linear: Any) -> int:
-        """As _weights; the inputs are whole panels of what _in_turns computes."""
+        """Like _weights for one linear, with its inputs padded by zeros to whole panels, as _in_turns pads outputs."""
         outputs, inputs = linear.weight.shape
         whole = linear.weight.new_zeros(outputs, whole_panels(inputs, self._kernels.panel))
         whole[:, :inputs] = linear.weight.detach()

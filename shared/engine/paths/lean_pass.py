@@ -1,4 +1,4 @@
-"""Rows on their way through the layers of a lean path."""
+"""One pass of a step's rows through layers of the lean path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.engine.paths.api import AfterLayer
 
 
 class Space:
-    """Buffers of a step of up to `rows` rows."""
+    """The kernels' buffers for a step of up to `rows` rows."""
 
     def __init__(self, rows: int, config: Any, shape: AttentionShape, panel: int) -> None:
         self.rows = rows
@@ -37,24 +37,24 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """after_layer is told of a layer once its K and V are in the pages."""
+    """A step's rows on their way through layers. Methods call after_layer(i) once layer i's K and V are in the pages."""
 
     kernels: Kernels
     plan: StepPlan
     space: Space
     layers: ctypes.Array[Layer]
     first_layer: int
-    """What layers[0] is of the model's."""
+    """The number of layers[0] in the model."""
     kv_item_bytes: int
     batch: AttentionBatch
     x: torch.Tensor
-    """Floats [rows, hidden]."""
+    """The rows: float32 [rows, hidden], changed in place."""
     cosines: torch.Tensor
     sines: torch.Tensor
     """[rows, head_dim / 2]."""
 
     def through(self, layers: range, after_layer: AfterLayer | None) -> None:
-        """Take the rows through neighbouring layers."""
+        """Take the rows through consecutive layers."""
         told = _Told(after_layer, layers.start)
         self.kernels.lib.tsukimi_layers(
             self.plan.handle,
@@ -71,7 +71,7 @@ class Pass:
         told.check()
 
     def write_kv(self, layer: int, after_layer: AfterLayer | None) -> None:
-        """K and V of the rows, in front of the layer; they stay there."""
+        """Compute only the layer's K and V of the rows, and write them into the pages. The rows do not change."""
         self.kernels.lib.tsukimi_write_kv(
             self.plan.handle,
             torch.get_num_threads(),
@@ -95,7 +95,7 @@ class Pass:
 
 
 class _Told:
-    """Who is told of each layer, as the kernels call it."""
+    """Wraps after_layer as a callback for the kernels."""
 
     def __init__(self, after_layer: AfterLayer | None, first: int) -> None:
         self._after_layer = after_layer
@@ -104,7 +104,8 @@ class _Told:
         self.callback = native.AfterLayer() if after_layer is None else native.AfterLayer(self._tell)
 
     def _tell(self, layer: int) -> None:
-        """An error cannot pass through the kernels: it waits for `check`, and nobody is told of more layers."""
+        """An exception cannot pass through C++. It is kept until `check` raises it, and after_layer is not called for
+        further layers."""
         try:
             if self._error is None and self._after_layer is not None:
                 self._after_layer(self._first + layer)
@@ -117,5 +118,5 @@ class _Told:
 
 
 def whole_panels(count: int, panel: int) -> int:
-    """Rounded up to whole panels."""
+    """`count`, rounded up to a multiple of `panel`."""
     return -(-count // panel) * panel

@@ -1,4 +1,4 @@
-"""Framed messages between two processes of a group: a small msgpack header, and raw bytes behind it."""
+"""Framed messages between two processes of a group: a small msgpack header, followed by raw bytes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ M = TypeVar("M")
 
 
 class ChannelClosed(Exception):
-    """The other end has gone."""
+    """The other end is closed, or its process has ended."""
 
 
 class StageChannel(Generic[M]):
-    """One end of a connected stream socket; messages of type M arrive. One thread may send and another receive."""
+    """One end of a connected stream socket. It receives messages of type M and sends any Struct. One thread may send
+    while another receives."""
 
     def __init__(self, connected: socket.socket, arriving: Any) -> None:
-        """`arriving`: M."""
+        """`arriving` is the type M, for the decoder."""
         self._socket = connected
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(arriving)
 
     def send(self, message: msgspec.Struct, payload: memoryview | bytes = b"") -> None:
-        """Blocks while the other end has no room. The payload, a view of bytes, may be reused afterwards. Raises
+        """Blocks while the socket's buffer is full. The payload is a view of bytes and may be reused afterwards. Raises
         ChannelClosed."""
         header = msgspec.msgpack.encode(message)
         try:
@@ -42,18 +43,18 @@ class StageChannel(Generic[M]):
             raise ChannelClosed(str(e)) from e
 
     def receive(self) -> tuple[M, bytearray]:
-        """The next message and its payload, a buffer of its own.
+        """Block for the next message. Returns it and its payload, in a new buffer.
 
-        Raises ChannelClosed when the other end went, between two messages or within one."""
+        Raises ChannelClosed if the other end closes, between two messages or within one."""
         header_bytes, payload_bytes = _SIZES.unpack(self._exactly(_SIZES.size))
         if header_bytes > _MOST_HEADER_BYTES:
-            raise ChannelClosed(f"a header of {header_bytes} bytes is none")
+            raise ChannelClosed(f"a header of {header_bytes} bytes is too large")
         message = self._decoder.decode(self._exactly(header_bytes))
         return message, self._exactly(payload_bytes)
 
     def close(self) -> None:
-        """Idempotent. Whoever waits in `receive`, here or there, gets ChannelClosed."""
-        with contextlib.suppress(OSError):  # the other end was first, or this one was
+        """Idempotent. A thread that waits in `receive`, at either end, gets ChannelClosed."""
+        with contextlib.suppress(OSError):  # one of the ends is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -74,8 +75,9 @@ class StageChannel(Generic[M]):
 def read_ahead(
     link: StageChannel[M], take: Callable[[tuple[M, bytearray]], None], closed: Callable[[], None]
 ) -> None:
-    """Receive in a thread of its own, so that who sends need not wait for who computes: `take` each message, until the
-    link is closed. Where `take` blocks, the other end will too."""
+    """Receive in a separate thread, so that the sender need not wait until this process has computed. The thread calls
+    `take` with each message and its payload, and `closed` once the link is closed. While `take` blocks, nothing is
+    received, so in the end the sender blocks too."""
 
     def read() -> None:
         try:
@@ -88,6 +90,6 @@ def read_ahead(
 
 
 def raw(rows: torch.Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU, as a payload."""
+    """The bytes of a CPU tensor, as a payload."""
     array: Any = rows.contiguous().numpy()
     return memoryview(array).cast("B") if array.size else memoryview(b"")

@@ -1,4 +1,4 @@
-"""Starting the stages of a group, and seeing them end."""
+"""Starts the child processes of a group, and reports how they end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_S = 2.0
 
 
 class Child:
-    """The process of one stage. `control` goes both ways."""
+    """The process of one stage. `control` is its link to the node, used in both directions."""
 
     def __init__(self, stage: int, process: subprocess.Popen[bytes], control: StageChannel[Answer]) -> None:
         self.stage = stage
@@ -28,7 +28,7 @@ class Child:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Blocks while it loads. Raises EngineLost if it ends instead."""
+        """Block until it has loaded. Raises EngineLost if it ends before that."""
         try:
             self.control.receive()
         except ChannelClosed as e:
@@ -36,18 +36,18 @@ class Child:
 
     @property
     def followed(self) -> bool:
-        """Whether it ended because another process of the group had."""
+        """Whether it ended because another process of the group had ended."""
         return self._process.poll() == FOLLOWED
 
     def ending(self) -> str:
-        """How it ended, once its links have closed."""
+        """How it ended, for messages. Call this once its links have closed; waits up to END_S for the process to end."""
         try:
             return f"exit code {self._process.wait(END_S)}"
         except subprocess.TimeoutExpired:
             return "still there"
 
     def close(self) -> None:
-        """Idempotent. Afterwards the process is no more."""
+        """Idempotent. Afterwards the process has ended; it is killed if it does not end within END_S."""
         self.control.close()
         try:
             self._process.wait(END_S)
@@ -57,12 +57,12 @@ class Child:
 
 
 def start(setups: Sequence[Setup], memory_fd: int) -> tuple[list[Child], StageChannel[Reached]]:
-    """Start stages 1, 2, ...; they load at once, all together. Returns them, and the link into stage 1.
+    """Start stages 1, 2, ...; they load in parallel. Returns their processes, and the link to stage 1.
 
-    They end with the calling thread, which must therefore live as long as they are to: see io.parent.
+    The stages end when the calling thread ends, so it must live as long as they are needed: see io.parent.
     """
     pairs = [socket.socketpair() for _ in setups]
-    """Into each stage: (its predecessor's end, its own)."""
+    """The link into each stage: (its predecessor's end, its own end)."""
     children: list[Child] = []
     try:
         for i, setup in enumerate(setups):

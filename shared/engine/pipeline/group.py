@@ -1,4 +1,4 @@
-"""The node's end of a group: it is stage 0 itself, and the other stages are its children."""
+"""The node's side of a group. The node computes stage 0 itself; the other stages are its child processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = structlog.get_logger(__name__)
 
 
 class GroupPath:
-    """Implements paths.api.Forward: bit for bit what LeanPath computes.
+    """Implements paths.api.Forward. It computes the same bits as LeanPath.
 
-    The loss of any child is the loss of all. An error of this stage or of after_layer leaves the group usable, and
-    nothing under way: no stage writes into the step's pages any more when it is raised.
+    If any child is lost, the whole group is lost. After an error of this stage or of after_layer the group is still
+    usable. By the time the error is raised, all pieces are done: no stage writes into the step's pages any more.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GroupPath:
         piece_tokens: int,
         block_tokens: int,
     ) -> None:
-        """Takes the children over, which are ready. `layers`: of the model."""
+        """The children must be ready; the group owns and closes them. `layers` is the model's number of layers."""
         self._own = own
         self._layers = layers
         self._children = children
@@ -52,7 +52,7 @@ class GroupPath:
         self._block_tokens = block_tokens
         self._step = 0
         self._under_way = 0
-        """Pieces sent on whose PieceDone has not come."""
+        """Pieces that were handed on and whose PieceDone has not arrived."""
         self._fault = ""
         self._losing = threading.Lock()
         self._is_lost = threading.Event()
@@ -73,7 +73,8 @@ class GroupPath:
             border = 0
             for piece, its in zip(cut, kept, strict=True):
                 border = self._pass_on(piece, token_ids, its, piece is cut[-1])
-            for layer in range(border):  # all pieces are on their way: KV travels while the others compute
+            # Only now, when the other stages have all pieces: they compute while this KV is sent.
+            for layer in range(border):
                 tell(layer)
             return self._collect(kept, border, tell)
         except BaseException:
@@ -92,7 +93,7 @@ class GroupPath:
             child.close()
 
     def _pass_on(self, piece: Piece, token_ids: torch.Tensor, keep: list[int], ends_step: bool) -> int:
-        """Returns the first layer that others compute."""
+        """Compute this stage's layers of a piece and hand it on. Returns the first layer that other stages compute."""
         x = self._own.embed(token_ids[piece.rows])
         entered = self._own.enter(piece.batch, x)
         rows = Rows(self._step, 0, piece.spans, tuple(keep), ends_step)
@@ -104,16 +105,17 @@ class GroupPath:
         return border
 
     def _collect(self, kept: list[list[int]], border: int, after_layer: AfterLayer) -> torch.Tensor:
-        """Logits of all kept rows, in their order; meanwhile tell the layers from `border` on, in theirs."""
+        """Wait for all pieces. Returns the logits of all kept rows, in order. Meanwhile calls after_layer for the layers
+        from `border` on, in order, as soon as each is written."""
         rows: list[torch.Tensor] = []
         written: set[int] = set()
         done, layer = 0, border
         while done < len(kept) or layer < self._layers:
             answer, payload = self._answer()
             if isinstance(answer, LayerWritten):
-                if answer.step == self._step:  # not a late one of a step that failed
+                if answer.step == self._step:  # else it is late, from a step that failed
                     written.add(answer.layer)
-                while layer in written:  # stages tell them each for itself
+                while layer in written:  # stages report independently, so not in order
                     after_layer(layer)
                     layer += 1
             elif isinstance(answer, PieceDone):
@@ -131,9 +133,9 @@ class GroupPath:
         return answer
 
     def _lose(self, child: Child) -> None:
-        """In the child's reading thread."""
+        """Called in the thread that reads the child's answers."""
         ending = child.ending()
-        if child.followed:  # who went first has closed its link too, and is the one to name
+        if child.followed:  # wait for the report of the child that ended first: the fault should name that one
             self._is_lost.wait(END_S)
         with self._losing:
             if self._closing or self._fault:
@@ -153,9 +155,10 @@ def start_group(
     layers: Sequence[torch.Tensor],
     kernels: Kernels,
 ) -> GroupPath:
-    """Start the other stages, and become stage 0. Blocks until all are ready. Takes the model's weights.
+    """Start the other stages, and make this process stage 0. Blocks until all are ready. Takes over the model's weights:
+    the model is unusable afterwards.
 
-    The calling thread must live as long as the group is to. Raises EngineLost if a stage does not start.
+    The calling thread must live as long as the group is needed. Raises EngineLost if a stage does not start.
     """
     parts = layer_slices(len(layers), config.stages)
     threads = torch.get_num_threads()
@@ -180,7 +183,7 @@ def start_group(
 
 
 def _kept(piece: Piece, keep: list[int]) -> list[int]:
-    """The kept rows that the piece has, counted within it."""
+    """Those rows of `keep` that are in the piece, as indices within the piece."""
     return [row - piece.rows.start for row in keep if piece.rows.start <= row < piece.rows.stop]
 
 

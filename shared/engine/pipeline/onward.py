@@ -1,4 +1,4 @@
-"""The way to the next stage: computes a piece up to where that one is to have it, and hands it on."""
+"""The link to the next stage: computes a piece up to the layer at which the next stage takes over, and sends it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shared.engine.pipeline.seam import Seam, Turn
 
 
 class Onward:
-    """For one thread. Another one, its own, hears how far the next stage is."""
+    """Call it from one thread. It starts a second thread, which receives the next stage's progress."""
 
     def __init__(self, link: StageChannel[Reached], seam: Seam, lost: Callable[[], None]) -> None:
-        """`lost` is called, in the other thread, when the next stage has gone."""
+        """`lost` is called in the second thread when the next stage has gone."""
         self._link = link
         self._seam = seam
         self._lost = lost
@@ -27,8 +27,10 @@ class Onward:
         read_ahead(link, self._take, self._end)
 
     def carry(self, rows: Rows, x: torch.Tensor, through: Callable[[range], None]) -> int:
-        """Take x, rows in front of rows.layer, `through` the layers that are this stage's to compute; send it on. Returns
-        the layer in front of which it was. Blocks while the next stage is behind. Raises ChannelClosed."""
+        """Take x through the layers that this stage computes, then send it to the next stage.
+
+        x holds the rows that are the input to rows.layer; `through(layers)` computes layers on them in place. Returns the
+        first layer that the next stage computes. Blocks while the next stage is too far behind. Raises ChannelClosed."""
         if rows.step != self._step:
             self._step = rows.step
             with self._heard:
@@ -46,7 +48,8 @@ class Onward:
         self._link.close()
 
     def _is_due(self, layer: int) -> bool:
-        """Whether a piece in front of the layer is to be handed on; if so, it counts as such. Raises ChannelClosed."""
+        """Whether to hand the piece on before `layer`; if so, the seam counts it as handed on. Blocks until that is
+        decided. Raises ChannelClosed."""
         with self._heard:
             while True:
                 if self._gone:

@@ -7,28 +7,30 @@ from msgspec import Struct
 from shared.engine.attention.api import AttentionBatch, Span
 
 ALIGN = 16
-"""Pieces of a sequence end at multiples of it, and are no shorter, unless the sequence's share of the step is: kernels
-round differently for very few rows, and a cut must not change a bit."""
+"""Pieces of a sequence end at multiples of ALIGN positions and have at least ALIGN rows of it, unless the sequence's
+share of the step ends there or is shorter. Kernels round differently for very few rows, and a cut must not change a bit
+of the result."""
 
 HALVED_AT = 2048
-"""Position at which a piece is half as long as at the beginning: the costliest one is what the last stage comes late by,
-and a row costs the more attention the further back it is."""
+"""The position at which pieces are half as long as at position 0. Attention makes a row cost more the further back it
+is, and the last stage finishes late by the cost of the costliest piece, so pieces should cost about the same."""
 SHORTEST = 64
 
 
 SEAM_LAYERS = 2
-"""Layers on each side of the border between two stages that both have, where stages are long enough."""
+"""Layers on each side of the border between two stages that both stages have, if the stages are long enough."""
 
 
 class Slice(Struct, frozen=True):
-    """The layers first..end that a stage has. Those that a neighbour has too are computed here or there, as it comes."""
+    """The layers first .. end-1 that a stage has. A layer that a neighbour has too is computed by either of them, as
+    decided for each piece."""
 
     first: int
     end: int
     previous_end: int
-    """The stage before has the layers in front of this one too; 0: there is none."""
+    """The stage before this one has the layers below this number; 0: there is no stage before."""
     earliest_end: int
-    """It hands on in front of this layer at the earliest."""
+    """This stage hands a piece on in front of this layer at the earliest."""
 
     @property
     def layers(self) -> range:
@@ -36,12 +38,12 @@ class Slice(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """Rows that go through the stages together."""
+    """Rows of a step that go through the stages together."""
 
     rows: slice
-    """In the packed step."""
+    """Where they are in the packed step."""
     spans: tuple[Span, ...]
-    """first_row counts within the piece."""
+    """Their spans; first_row is an index within the piece."""
 
     @property
     def batch(self) -> AttentionBatch:
@@ -49,8 +51,8 @@ class Piece(Struct, frozen=True):
 
 
 def layer_slices(layers: int, stages: int) -> tuple[Slice, ...]:
-    """Neighbouring layers for each stage, as evenly as it goes; where it does not, the first stages take one more, since
-    the last one has the head."""
+    """Distribute consecutive layers over the stages as evenly as possible. If they do not divide evenly, the first stages
+    get one layer more, since the last stage also computes the head."""
     assert 1 <= stages <= layers
     each, more = divmod(layers, stages)
     seam = min(SEAM_LAYERS, (each - 1) // 2)
@@ -66,8 +68,8 @@ def layer_slices(layers: int, stages: int) -> tuple[Slice, ...]:
 
 
 def pieces(batch: AttentionBatch, piece_tokens: int, block_tokens: int) -> list[Piece]:
-    """Cut a step into pieces of about equal cost, each of at most `piece_tokens` + ALIGN rows; in order, each row in one
-    of them."""
+    """Cut a step into pieces of about equal cost, of at most `piece_tokens` + ALIGN rows each. The pieces are in order
+    and hold each row exactly once."""
     made: list[Piece] = []
     spans: list[Span] = []
     first = row = room = 0

@@ -1,6 +1,6 @@
-"""`python -m shared.engine.pipeline.stage`: a child of a node that computes some of its layers.
+"""`python -m shared.engine.pipeline.stage`: a node's child process that computes some of the model's layers.
 
-It ends as soon as any process it is linked to has gone, in the middle of a computation too.
+It ends as soon as any process it is linked to has gone, even in the middle of a computation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.io.parent import die_with_parent
 
 
 class Stage:
-    """One slice of the layers over the node's pages."""
+    """One slice of the layers, over the node's pages."""
 
     def __init__(
         self, setup: Setup, memory_fd: int, control: StageChannel[Setup], previous: StageChannel[Rows]
@@ -44,7 +44,8 @@ class Stage:
         self._path = LeanPath(model, setup.shape, layers, load(setup.kernels), setup.part.layers)
 
     def take(self, rows: Rows, payload: bytearray, onward: Onward | None) -> None:
-        """Compute a piece, and pass on what comes out. `onward`: to the next stage; None: this one is the last."""
+        """Compute a piece. Send the rows `onward` to the next stage; if `onward` is None, this is the last stage, and the
+        logits go to the node."""
         self._previous.send(Reached(*self._reports.begin(rows.layer)))
         tokens = sum(span.tokens for span in rows.spans)
         x = torch.frombuffer(payload, dtype=torch.float32).view(tokens, -1)
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--next-fd", type=int, default=-1)
     told = parser.parse_args()
     die_with_parent(told.parent_pid)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # the node's to hear: it lets running steps end
+    for signum in (signal.SIGINT, signal.SIGTERM):  # only the node handles them: it lets running steps finish
         signal.signal(signum, signal.SIG_IGN)
     control: StageChannel[Setup] = StageChannel(socket.socket(fileno=told.control_fd), Setup)
     previous: StageChannel[Rows] = StageChannel(socket.socket(fileno=told.previous_fd), Rows)
@@ -85,7 +86,9 @@ def main() -> None:
         read_ahead(control, _gone, _gone)
         read_ahead(previous, waiting.put, _gone)
         stage = Stage(setup, told.memory_fd, control, previous)
-        control.send(Ready())  # only then does it follow the next one, so that the one that cannot load is named
+        control.send(Ready())
+        # Watch the next stage only from now on. If that one cannot load, this one must not end first: the node should
+        # name the stage that could not load.
         onward: Onward | None = None
         if told.next_fd >= 0:
             link: StageChannel[Reached] = StageChannel(socket.socket(fileno=told.next_fd), Reached)

@@ -1,7 +1,7 @@
-"""The uniform draw behind every sampled token: a function of (seed, absolute position) and nothing else.
+"""The uniform random number behind every sampled token. It is a function of (seed, absolute position) and nothing else.
 
-So a token drawn alone, in a batch, on another node or after a failover is the same token. Every engine uses
-this one.
+So the same number is drawn for a token alone, in a batch, on another node or after a failover. Every engine uses this
+function.
 """
 
 from __future__ import annotations

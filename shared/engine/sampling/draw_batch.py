@@ -1,7 +1,7 @@
-"""The draw of the next tokens of a batch, vectorised over its rows.
+"""Draws the next tokens of a batch, vectorised over its rows.
 
-A row's token is a function of its own logits, parameters and position: every reduction runs along a row, in id order,
-in float64, so neighbours never change a draw. Parameters were checked by the gateway; here they are only clamped.
+A row's token is a function of its own logits, parameters and position. Every reduction runs along one row, in id order,
+in float64, so other rows never change a draw. The gateway has checked the parameters; here they are only clamped.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from shared.engine.sampling.draw import uniform
 from shared.protocol.sampling import NO_TOKEN, TOP_LOGPROBS_MOST, SamplingParams, TokenLogprob
 
 _FIRST_NUCLEUS = 1024
-"""Likeliest tokens looked at for top_p before the whole row is sorted."""
+"""For top_p, first only this many of the likeliest tokens are sorted. Rows that need more are sorted whole."""
 
 
 class Drawn(Struct, frozen=True):
     token: int = -1
     logprob: TokenLogprob | None = None
     error: str = ""
-    """Set when the row's logits are not numbers one can draw from; there is no token then."""
+    """Why no token can be drawn from the row's logits; then `token` is -1. Empty if one was drawn."""
 
 
 class Changed(Struct, frozen=True):
-    """Rows of a batch whose draw is from other logits than the model's."""
+    """Rows of a batch that are drawn from changed logits instead of the model's."""
 
     rows: list[int]
     logits: torch.Tensor
     """[len(rows), vocab], float64."""
 
     def of(self, logits: torch.Tensor, which: list[int]) -> torch.Tensor:
-        """Rows `which` of the batch, those of `logits` where they are not changed."""
+        """Rows `which` of the batch: the changed logits if a row has them, else its row of `logits`."""
         if which == self.rows:
             return self.logits
         picked = logits[which].double()
@@ -50,8 +50,8 @@ def draw(
     positions: Sequence[int],
     changed: Changed | None = None,
 ) -> list[Drawn]:
-    """Draw a token for each row of `logits` [rows, vocab], which stands at positions[row] of its sequence; for those
-    that are changed from what they were changed to. Logprobs are of `logits` alone."""
+    """Draw a token for each row of `logits` [rows, vocab]. positions[row] is the position of the drawn token in its
+    sequence. Changed rows are drawn from their changed logits. Logprobs are always computed from `logits`."""
     sound = torch.isfinite(logits.amax(dim=1)).tolist()
     drawn = [Drawn() if ok else Drawn(error="logits are not finite") for ok in sound]
     if changed is not None:
@@ -82,15 +82,15 @@ def draw(
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
-    """Of every row, the lowest id of the best. numpy is many times faster on the CPU."""
+    """For each row, the lowest id that has the largest logit. On the CPU, numpy is many times faster than torch."""
     if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
         return [int(token) for token in logits.numpy().argmax(axis=1)]
     return [int(token) for token in logits.argmax(dim=1).tolist()]
 
 
 def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Unnormalised probabilities [rows, vocab] after temperature, then min_p, top_k, top_p; ties at a cut are kept.
-    Takes the place of `logits`: at this size new memory costs more than arithmetic."""
+    """Unnormalised probabilities [rows, vocab] after temperature, min_p, top_k and top_p, in this order. Ties at a cut
+    are kept. Overwrites `logits`: at this size, allocating memory costs more than arithmetic."""
     temperature = logits.new_tensor([p.temperature for p in params])[:, None]
     weights = logits.sub_(logits.amax(dim=1, keepdim=True)).div_(temperature).exp_()
     vocab = weights.shape[1]
@@ -110,13 +110,14 @@ def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
 
 
 def _cut(weights: torch.Tensor, rows: Sequence[int], least: torch.Tensor) -> None:
-    """Of each of the rows, drop what weighs less."""
+    """In each of `rows`, set the weights below its threshold in `least` to 0."""
     for row, threshold in zip(rows, least.unbind(), strict=True):
         weights[row].masked_fill_(weights[row] < threshold, 0.0)
 
 
 def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Per row the least weight that belongs to the smallest set of likeliest tokens with a share of at least top_p."""
+    """For each row, the least weight in its nucleus: the smallest set of likeliest tokens whose share of the row's total
+    weight is at least top_p."""
     wanted = weights.cumsum(dim=1)[:, -1] * top_p
     size = min(_FIRST_NUCLEUS, weights.shape[1])
     threshold = torch.zeros_like(wanted)
@@ -134,7 +135,8 @@ def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_cdf(weights: torch.Tensor, at: Sequence[float]) -> list[int]:
-    """The token whose interval of the cumulated weights, in order of ids, holds each of `at` in [0, 1). Spoils them."""
+    """For each row, the token whose interval of the cumulative weights, in order of ids, contains the row's `at`, scaled
+    from [0, 1) to the total weight. Overwrites `weights`."""
     cumulated = weights.cumsum_(dim=1)
     total = cumulated[:, -1]
     target = torch.minimum(total * total.new_tensor(at), torch.nextafter(total, torch.zeros_like(total)))

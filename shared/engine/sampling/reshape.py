@@ -1,7 +1,8 @@
-"""What a request does to the logits before the draw: penalties, then its bias, then bans by grammar and for the length.
+"""Changes logits before the draw, as requests ask: penalties, then logit_bias, then bans by grammar and by min_tokens.
 
-Every row is a function of its own logits, parameters and past, in float64; counts are whole numbers, so no order of
-summation matters. Only what a request names is touched, for all rows at once; a grammar alone goes over its whole row.
+A row's result is a function of its own logits, parameters and past, in float64. Token counts are integers, so the order
+of summation does not matter. Only the logits that a request names are touched, for all rows at once; only a grammar goes
+over a whole row.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ Ids = NDArray[np.int64]
 
 
 class Row(Struct, frozen=True):
-    """One sequence whose logits are to be changed."""
+    """How the logits of one sequence are to be changed."""
 
     params: SamplingParams
     past: bytes = b""
-    """Packed ids, as SequenceStep has them."""
+    """Packed token ids, as in SequenceStep.past."""
     answered: int = 0
+    """How many of the last tokens of `past` are the answer's."""
     allowed: bytes | None = None
-    """Bits of the tokens that its grammar allows."""
+    """The tokens that the grammar allows: one bit per id, lowest bit first. None: there is no grammar."""
     complete: bool = False
-    """Its grammar allows nothing but an end."""
+    """The grammar allows only an EOS token."""
 
 
 def fault(row: Row, vocab_size: int) -> str:
-    """Why a row can't be changed; empty if it can."""
+    """Why the row's logits cannot be changed; empty if they can."""
     bias = row.params.logit_bias
     if bias and not (min(id_ for id_, _ in bias) >= 0 and max(id_ for id_, _ in bias) < vocab_size):
         return f"logit_bias names tokens outside the vocabulary of {vocab_size}"
@@ -52,7 +54,7 @@ def reshape(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _repeat(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """The repetition penalty. Ids may come twice: all write the same."""
+    """The repetition penalty. An id may occur several times; all occurrences write the same value."""
     penalised = [(i, _ids(row.past)) for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0]
     if not penalised:
         return
@@ -63,7 +65,7 @@ def _repeat(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _count(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Presence and frequency penalties, of the answer's tokens."""
+    """Presence and frequency penalties. They count the answer's tokens only."""
     counted = [
         (i, _answer(row))
         for i, row in enumerate(rows)
@@ -90,7 +92,7 @@ def _bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _restrict(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """To what grammars allow."""
+    """Ban all tokens that the row's grammar does not allow."""
     which = [i for i, row in enumerate(rows) if row.allowed is not None]
     vocab = logits.shape[1]
     size = (vocab + 7) // 8
@@ -101,7 +103,7 @@ def _restrict(logits: torch.Tensor, rows: Sequence[Row]) -> None:
 
 
 def _lengthen(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """No end yet, unless the grammar leaves nothing else."""
+    """Ban EOS tokens before min_tokens, unless the grammar allows nothing else."""
     banned = [
         (i, id_)
         for i, row in enumerate(rows)
@@ -123,7 +125,7 @@ def _answer(row: Row) -> Ids:
 
 
 def _pairs(listed: Sequence[tuple[int, Ids]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, id) of all of them, as an index."""
+    """All (row, id) pairs, as a pair of index tensors."""
     rows = np.repeat([i for i, _ in listed], [len(ids) for _, ids in listed]).astype(np.int64)
     ids = np.concatenate([ids for _, ids in listed])
     return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)

@@ -1,4 +1,4 @@
-"""From the logits of a step's sequences to their next tokens: the model engine's one way to sample."""
+"""Turns the logits of a step's sequences into their next tokens. The model engine samples only through this module."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NO_GRAMMARS = "this model has no tokenizer that grammars can be followed with"
 
 
 class Sampler:
-    """Keeps states of grammars, each of which it can make anew from a step. Not thread-safe."""
+    """Keeps the states of grammars as a cache; each can be computed again from a step. Not thread-safe."""
 
     def __init__(self, follower: Follower | None = None) -> None:
         self._follower = follower
 
     def sample(self, logits: torch.Tensor, sequences: Sequence[SequenceStep]) -> list[SequenceResult]:
-        """A result for each sequence, all of which sample, from its row of `logits` [rows, vocab]. One that can't be
-        sampled gets an error, and changes nothing for the others."""
+        """One result for each sequence, from its row of `logits` [rows, vocab]. All sequences must have `sample` set. A
+        sequence that cannot be sampled gets an error, and the others are not affected."""
         params = [_params(sequence) for sequence in sequences]
         positions = [sequence.start + sequence.tokens for sequence in sequences]
         which = [i for i, p in enumerate(params) if p.reshapes]
@@ -38,7 +38,8 @@ class Sampler:
     def _change(
         self, logits: torch.Tensor, sequences: Sequence[SequenceStep], which: Sequence[int]
     ) -> tuple[Changed | None, dict[int, str]]:
-        """The rows with changed logits, and those that can't be: (row, why)."""
+        """Change the logits of the rows `which`. Returns the changed rows, and an error for each row that cannot be
+        changed: {row: reason}."""
         rows, good, errors = [], [], {}
         for i in which:
             try:

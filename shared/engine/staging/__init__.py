@@ -1,1 +1,1 @@
-"""KV between a device and the shared memory beside it: copies that run while the device computes."""
+"""Copies of KV between a device and the shared memory. They run while the device computes."""

@@ -1,4 +1,4 @@
-"""Where copies run: a stream of the device's own, or at once where device and host are the same."""
+"""How copies are executed: on a separate CUDA stream, or at once where device and host are the same memory."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ class Mark(Protocol):
     """A point in a lane's work."""
 
     def over(self) -> bool:
-        """Whether all work before it has been done."""
+        """Whether all work before it is done."""
         ...
 
     def wait(self) -> None:
-        """Block until it has been."""
+        """Block until all work before it is done."""
         ...
 
 
 class Lane(Protocol):
-    """Work beside a device's computing, done in the order of submission. For one thread, the one that computes."""
+    """Executes work alongside the device's computation, in the order of submission. Use it only from the thread that
+    computes."""
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
-        """Host memory that copies to and from the device may run over while this thread goes on."""
+        """Host memory, uint8 [size_bytes], with which copies to and from the device do not block this thread."""
         ...
 
     def indices(self, values: torch.Tensor) -> torch.Tensor:
-        """The values on the device, for submitted work alone."""
+        """The values on the device. Only submitted work may use them."""
         ...
 
     def submit(self, work: Callable[[], object]) -> Mark:
-        """Do it after all that computing has been given so far. What it allocates on the device is the lane's."""
+        """Execute `work` after all computation launched so far. The lane's stream owns the device memory that it
+        allocates. Returns the point after it."""
         ...
 
     def precede_computing(self, mark: Mark) -> None:
-        """Whatever computing is given from now on waits for the mark, without blocking this thread."""
+        """Make all computation that is launched from now on wait for the mark, without blocking this thread."""
         ...
 
 
@@ -49,7 +51,7 @@ class _Over:
 
 
 class HostLane:
-    """Work is done as it is submitted: device and host are one."""
+    """Executes work at once when it is submitted: device and host are the same."""
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -77,7 +79,7 @@ class _Event:
 
 
 class CudaLane:
-    """A stream beside the current one. Its buffers are page-locked, so that copies neither block nor are staged twice."""
+    """A second CUDA stream. Its buffers are page-locked, so that copies do not block and CUDA does not stage them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -96,7 +98,7 @@ class CudaLane:
         self._stream.wait_stream(self._cuda.current_stream(self._device))
         with self._cuda.stream(self._stream):
             work()
-            event = self._cuda.Event(blocking=True)  # a wait sleeps: the node's event loop has the core
+            event = self._cuda.Event(blocking=True)  # a wait sleeps, so the node's event loop gets the core
             event.record(self._stream)
         return _Event(event)
 

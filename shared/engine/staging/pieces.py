@@ -1,4 +1,4 @@
-"""How a copy of units of many layers is cut so that each piece fits into a buffer."""
+"""Cuts a copy of units of many layers into pieces that each fit into a buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Piece(Struct, frozen=True):
-    """Units first .. last-1, of layers first_layer .. last_layer-1."""
+    """Units first .. last-1 of each of the layers first_layer .. last_layer-1."""
 
     first_layer: int
     last_layer: int
@@ -21,13 +21,13 @@ class Piece(Struct, frozen=True):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Layers and units."""
+        """(number of layers, number of units per layer)."""
         return self.last_layer - self.first_layer, self.last - self.first
 
 
 def pieces(layers: range, units: int, most: int) -> Iterator[Piece]:
-    """Every unit of every layer once, in the order of layers, at most `most` units over all layers in a piece: several
-    layers together where they fit, else each layer in parts."""
+    """Pieces that cover every unit of every layer once, in the order of layers. A piece has at most `most` units, counted
+    over all its layers: several whole layers if they fit, else a part of one layer."""
     if units <= 0:
         return
     together = max(1, most // units)

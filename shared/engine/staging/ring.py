@@ -1,4 +1,4 @@
-"""A bounded ring of staging buffers: copies in flight, ended in the order in which they began."""
+"""A ring of staging buffers. It bounds the copies in flight, which end in the order in which they began."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Copy(Struct):
 
 
 class Ring:
-    """A buffer belongs to one copy from `stage` until that copy has ended: its mark is over, and what was to be done with
-    the buffer then is done. For one thread; nothing is called but from within the methods."""
+    """A buffer belongs to one copy from `stage` until that copy has ended. A copy has ended when its mark is over and its
+    `finish` has returned. For one thread; callbacks are called only from within the methods."""
 
     def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
         self._buffers = buffers
@@ -30,12 +30,12 @@ class Ring:
         self._next = 0
 
     def __len__(self) -> int:
-        """Copies that have not ended."""
+        """Number of copies that have not ended."""
         return len(self._copies)
 
     def stage(self, start: Start, finish: Finish | None = None) -> Mark:
-        """Begin a copy over the next buffer, and end the oldest one first if no buffer is free: that wait is all there
-        is of back-pressure. `finish` is called with the buffer when the copy ends."""
+        """Begin a copy with the next buffer: `start` is called with it. If no buffer is free, first waits for the oldest
+        copy to end; this is the only back-pressure. `finish` is called with the buffer when the copy ends."""
         if len(self._copies) == len(self._buffers):
             self._end_oldest()
         slot = self._next
@@ -45,17 +45,17 @@ class Ring:
         return mark
 
     def end_finished(self) -> None:
-        """End what can be ended without waiting."""
+        """End all copies that can be ended without waiting."""
         while self._copies and self._copies[0].mark.over():
             self._end_oldest()
 
     def settle(self) -> None:
-        """End all."""
+        """End all copies, waiting for them."""
         while self._copies:
             self._end_oldest()
 
     def forget(self) -> None:
-        """Whoever began the copies is gone: they end like the others, but nothing is done with what they brought."""
+        """Drop the `finish` of all copies that have not ended. The copies still end in order, without calling it."""
         for copy in self._copies:
             copy.finish = None
 

@@ -14,11 +14,11 @@ from shared.engine.staging.written import Written
 
 BUFFERS = 8
 _WORDS = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Bits are copied whatever they mean: in wide words many times faster than as 16-bit floats."""
+"""Copies treat KV as raw bits, in the widest of these words that fits: many times faster than as 16-bit floats."""
 
 
 class Units:
-    """Some units of all pages, as a host and a device index them."""
+    """Indices of some units of the pages, on the host and on the device."""
 
     def __init__(self, what: Written, row_words: int, lane: Lane) -> None:
         self.words = what.rows * row_words
@@ -30,14 +30,14 @@ class Units:
 
 
 class Stager:
-    """Neither direction blocks, but for a wait for the oldest copy where all buffers are in use. For the thread that
-    computes."""
+    """Neither direction blocks, except to wait for the oldest copy when all buffers are in use. Use it only from the
+    thread that computes."""
 
     def __init__(
         self, device: torch.Tensor, host: torch.Tensor, row_bytes: int, lane: Lane, buffer_bytes: int
     ) -> None:
-        """Both are `[layers, pages, ...]` with the same, contiguous, layers, whose rows are of `row_bytes`; the device
-        may have more pages than the host."""
+        """`device` and `host` are `[layers, pages, ...]` with the same layers, contiguous, whose rows have `row_bytes`
+        bytes each. The device may have more pages than the host."""
         word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
         self._row_words = row_bytes // word.itemsize
         self._buffer_words = buffer_bytes // word.itemsize
@@ -50,7 +50,7 @@ class Stager:
         return Units(what, self._row_words, self._lane)
 
     def load(self, units: Units) -> None:
-        """Begin to bring units of all layers to the device. What is computed later waits for them."""
+        """Begin to copy units of all layers to the device. Computation that is launched later waits for them."""
         mark: Mark | None = None
         for piece in self._cut(range(len(self._host)), units):
             mark = self._ring.stage(partial(self._begin_load, units, piece))
@@ -58,8 +58,8 @@ class Stager:
             self._lane.precede_computing(mark)
 
     def store(self, layers: range, units: Units, then: Callable[[], None] | None) -> None:
-        """Begin to bring units of these layers to the host, as all computing so far leaves them. `then` is called when
-        they are there: in a later call of a method of this object, and in the order of the calls."""
+        """Begin to copy units of these layers to the host, as they are after all computation launched so far. `then` is
+        called once they are on the host: from within this or a later method call, in the order of the `store` calls."""
         parts = list(self._cut(layers, units))
         for piece in parts:
             last = then if piece is parts[-1] else None
@@ -69,11 +69,11 @@ class Stager:
         self._ring.end_finished()
 
     def settle(self) -> None:
-        """Everything that was begun is where it belongs."""
+        """Wait until all copies are done and every `then` has been called."""
         self._ring.settle()
 
     def forget(self) -> None:
-        """Copies that have not ended bring nothing to the host any more, and nobody is told of them."""
+        """Drop the copies that have not ended: they change nothing on the host, and their `then` is not called."""
         self._ring.forget()
 
     # -- one piece -------------------------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ class Stager:
 
 
 def _part(pages: torch.Tensor, units: Units, piece: Piece) -> torch.Tensor:
-    """[layers of the piece, all units, words]."""
+    """The piece's layers, divided into units: [layers of the piece, all units, words per unit]."""
     layers = pages[piece.first_layer : piece.last_layer]
     return layers.view(len(layers), -1, units.words)
 
 
 def _staged(buffer: torch.Tensor, units: Units, piece: Piece) -> torch.Tensor:
-    """[layers, units, words] of the piece, at the beginning of a buffer."""
+    """Room for the piece at the beginning of a buffer: [layers, units, words per unit]."""
     layers, count = piece.size
     return buffer[: layers * count * units.words].view(layers, count, units.words)

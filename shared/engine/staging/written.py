@@ -1,4 +1,4 @@
-"""Which parts of the pages a step wrote: whole pages for prompts, single rows for the one token of a decode step."""
+"""Which parts of the pages a step wrote: whole pages for prompts, single rows for decode steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Struct
 from shared.engine.attention.api import AttentionBatch
 
 _SPARSE = 4
-"""A step that writes less than one row in so many of its pages is copied row by row."""
+"""A step that writes at most one in _SPARSE rows of its pages is copied row by row, others page by page."""
 
 
 class Written(Struct, frozen=True):
-    """Units of `rows` rows each; a page of b tokens has 2 * b rows, its keys before its values, and unit i begins at row
-    i * rows of all pages' rows."""
+    """Units of `rows` rows each. A page of b tokens has 2 * b rows, keys before values. Unit i begins at row i * rows,
+    counted over the rows of all pages."""
 
     rows: int
     units: tuple[int, ...]
@@ -25,7 +25,8 @@ def whole_pages(pages: Iterable[int], block_tokens: int) -> Written:
 
 
 def written(batch: AttentionBatch, block_tokens: int) -> Written:
-    """What a step writes, in as few bytes as is worth it. Rows beyond a sequence's end may be among it."""
+    """What a step writes, as single rows if it is sparse, else as whole pages. It may include rows beyond a sequence's
+    end."""
     pages = [page for span in batch.spans for page in span.pages[span.start // block_tokens :]]
     if batch.tokens * _SPARSE > len(pages) * block_tokens:
         return whole_pages(pages, block_tokens)

@@ -1,5 +1,5 @@
-"""What a request does to the toy's logits, and the draw of one token: the laws of engine.sampling and engine.reshape on
-logits of which most are absent."""
+"""Changes the toy's logits as a request asks, and draws one token. The rules are those of sampling.reshape and
+sampling.draw_batch, applied to sparse logits: most ids are absent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Logits = Mapping[int, float]
 """Token id -> logit; ids that are absent have probability 0."""
 
 ABSENT = -50.0
-"""Logit of an absent token, where a bias or a grammar calls for it."""
+"""Logit of an absent token when a bias or a grammar needs one."""
 _TASTE = {EOS: 9.0, **dict.fromkeys(b"]}", 8.0), ord('"'): 7.0, **dict.fromkeys(b",:", 3.0)}
 _DIGIT, _PRINTABLE, _OTHER = 2.0, 0.0, -20.0
 
@@ -34,8 +34,8 @@ def toy_follower() -> Follower:
 
 
 def shape(logits: Logits, step: SequenceStep, follower: Follower, content: bytes) -> Logits:
-    """What the step's sampling makes of `logits`; `content` is the digest they come from. Raises GrammarError, or
-    NoToken if none is left."""
+    """`logits`, changed as the step's sampling parameters ask. `content` is the digest that `logits` come from. Raises
+    GrammarError, or NoToken if no token is left."""
     params = step.sample
     assert params is not None
     past = unpack_tokens(step.past)
@@ -63,7 +63,8 @@ def shape(logits: Logits, step: SequenceStep, follower: Follower, content: bytes
 
 
 def _with_all_allowed(logits: Logits, allowed: bytes, content: bytes) -> Logits:
-    """A script goes on as far as it may. Else all that is allowed is likely: an end most of all, then what closes."""
+    """Logits for a grammar. If a script gives the next token and the grammar allows it, nothing changes. Else all allowed
+    tokens and no others have logits: their own, or if absent by kind, highest for EOS, then for closing brackets."""
     ids = [id_ for id_ in range(VOCAB_SIZE) if allowed[id_ >> 3] >> (id_ & 7) & 1]
     if len(logits) == 1 and set(logits) <= set(ids):
         return logits

@@ -1,12 +1,11 @@
-"""The toy engine: a deterministic, torch-free stand-in for a model behind the same protocol.
+"""The toy engine: a deterministic, torch-free stand-in for a model, behind the same protocol.
 
-Every position's KV is derived from its token, its position, its layer and the chain of rows before it, and is
-written into the pages layer by layer. The next token depends on the KV content that is *read back* from the
-pages, of every position before it and of nothing behind it: KV that is wrong, missing or of another sequence
-changes the text.
+The KV of a position is derived from its token, its position, its layer and the chain of rows before it. It is written
+into the pages layer by layer. The next token depends on the KV that is *read back* from the pages, of all positions
+before it and of none after it. So KV that is wrong, missing or from another sequence changes the text.
 
-A layer's slice holds 16-byte rows. In layer 0, K row p is the chain state after token p and V row p holds
-(token id, position, half of the state); the layers above hold the same XORed with a pattern of their own.
+A layer's slice holds 16-byte rows. In layer 0, K row p is the chain state after token p, and V row p is (token id,
+position, first half of the state). Each other layer holds the same rows XORed with a pattern of its own.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ _OPTIONS = ("step_ms", "prefill_us")
 
 
 class ToyOptions(Struct, frozen=True):
-    """Pace of a toy, given in its name as `toy:step_ms=20,prefill_us=100`; no part of the namespace."""
+    """Simulated speed of a toy, given in its name as `toy:step_ms=20,prefill_us=100`. Not part of the namespace."""
 
     step_s: float = 0.0
-    """Of a step in which some sequence computes a single token."""
+    """Seconds added to a step in which some sequence computes a single token."""
     prefill_token_s: float = 0.0
-    """Of every token of sequences that compute more than one."""
+    """Seconds added for every token of sequences that compute more than one."""
 
 
 class _Rows(Struct, frozen=True):
-    """Layer 0's rows of a run of positions."""
+    """Layer 0's rows of consecutive positions."""
 
     keys: bytes
     values: bytes
 
 
 class ToyEngine:
-    """Implements engine.api.Engine. Cheap: a step hashes the pages' bytes and loops over new tokens only."""
+    """Implements engine.api.Engine. Cheap: a step hashes the bytes of the pages, and loops over new tokens only."""
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self._options = parse_options(config.model)
@@ -65,7 +64,7 @@ class ToyEngine:
         pages = config.kv_bytes // layout.block_bytes
         if pages < 1:
             raise Invalid(
-                f"{config.kv_bytes} bytes of KV hold no block of {layout.block_bytes} bytes", param="kv_bytes"
+                f"kv_bytes {config.kv_bytes} is less than a block of {layout.block_bytes} bytes", param="kv_bytes"
             )
         self.spec = toy_spec(config.block_tokens, config.salt)
         self._arena = Arena(layout, pages, progress=progress)
@@ -148,7 +147,7 @@ class ToyEngine:
         return SequenceResult(sequence.attempt, (token,), () if logprob is None else (logprob,))
 
     def _read_back(self, pages: Sequence[int], end: int) -> tuple[Transcript, bytes]:
-        """The tokens and a digest of all KV of positions before `end`, from the pages alone."""
+        """The tokens of positions before `end`, and a digest of all their KV, read from the pages alone."""
         block = self.spec.layout.block_tokens
         full, rest = divmod(end, block)
         half = block * _ROW_BYTES
@@ -194,7 +193,7 @@ def toy_layout(block_tokens: int) -> KVLayout:
 
 
 def toy_spec(block_tokens: int = 16, salt: str = "") -> ModelSpec:
-    """What a toy node announces; the same in every process for the same arguments."""
+    """The model spec that a toy node announces; the same in every process for the same arguments."""
     layout = toy_layout(block_tokens)
     return ModelSpec(
         name="toy",
@@ -208,7 +207,7 @@ def toy_spec(block_tokens: int = 16, salt: str = "") -> ModelSpec:
 
 
 def _in_layer(rows: bytes, layer: int) -> bytes:
-    """Layer 0's rows as another layer holds them."""
+    """Layer 0's rows, converted to those of `layer`."""
     if layer == 0 or not rows:
         return rows
     mask = blake2b(b"layer %d" % layer, digest_size=_ROW_BYTES).digest() * (len(rows) // _ROW_BYTES)

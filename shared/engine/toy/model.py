@@ -1,14 +1,14 @@
-"""What the toy model says: next-token logits from the KV content of a sequence.
+"""The toy model: next-token logits from the KV content of a sequence.
 
 Ids 0-255 are bytes. A chat prompt is `ROLE role "\\n" content` for every message, then `ROLE "assistant\\n"`.
-Scripts stand in the last message (of a chat) or anywhere in a plain prompt:
+A prompt can contain a script, in the last message of a chat or anywhere in a plain prompt:
 
     <<say:TEXT>>   answer exactly TEXT, a byte a token, then EOS
     <<fail>>       fail; <<fail:N>> fails after N tokens of the answer
-    <<nan>>        fail as a model does whose logits are not finite
+    <<nan>>        fail like a model whose logits are not finite
 
-Without one the toy says lowercase words for ever. It knows nothing of prompt lengths: where the answer began
-is found in the tokens, so a failover that prompts with the answer so far goes on with the same script.
+Without a script, the toy says lowercase words without end. It does not know the prompt's length: it finds the start
+of the answer in the tokens. So a failover, whose prompt includes the answer so far, continues the same script.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Transcript(Struct, frozen=True):
 
 
 def next_logits(transcript: Transcript, content: bytes) -> Logits:
-    """Logits of the token after `transcript`. `content` is a digest of all KV before it. Raises
+    """Logits of the token after `transcript`. `content` is a digest of all KV before that token. Raises
     ScriptedFailure."""
     header = transcript.last_role_mark(len(transcript.low))
     if header >= 0:
@@ -87,8 +87,8 @@ def _answer_so_far(low: bytes, header: int, script: re.Match[bytes]) -> bytes:
 
 
 def _progress(text: bytes, answer: bytes) -> int:
-    """How much of `text` has been said: all of `answer`, or (a prompt that goes on behind its script) its
-    longest end."""
+    """How many bytes of `text` have been said. `answer` is normally a beginning of `text`. If a plain prompt goes on
+    after its script, it is not: then this is the length of the longest beginning of `text` that `answer` ends with."""
     if text.startswith(answer):
         return len(answer)
     return next(k for k in range(min(len(text), len(answer)), -1, -1) if answer.endswith(text[:k]))

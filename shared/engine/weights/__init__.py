@@ -1,1 +1,1 @@
-"""Models on disk and from elsewhere: fetched, converted, checked, identified, loaded."""
+"""Model weights: fetching, converting, checking, digesting and loading them."""

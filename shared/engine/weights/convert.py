@@ -1,5 +1,5 @@
-"""A llama-architecture GGUF file to a bfloat16 folder in Hugging Face format: config, tokenizer, template,
-weights."""
+"""Converts a GGUF file of llama architecture to a bfloat16 folder in Hugging Face format: config, tokenizer, chat
+template and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from shared.protocol.errors import Invalid
 
 hf: Any = transformers
-"""Its annotations differ from version to version."""
+"""Typed as Any, since the annotations of transformers differ from version to version."""
 
 _CONTROL_TOKEN = 3
 _TENSORS = {
@@ -34,7 +34,7 @@ _TENSORS = {
 }
 
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""As the model's card recommends; the GGUF does not carry it."""
+"""What the model's card recommends. The GGUF file does not contain it."""
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -45,7 +45,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         raise Invalid(f"{gguf.name} holds a {architecture} model; only llama can be converted")
     config = _config(reader.fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
     _tokenizer(reader.fields, config).save_pretrained(folder)
-    with torch.device("meta"):  # no memory and no random numbers for weights that are about to come
+    with torch.device("meta"):  # the weights are assigned below: do not allocate or initialize them here
         model = hf.LlamaForCausalLM(config)
     model.load_state_dict(_weights(reader, config), strict=not config.tie_word_embeddings, assign=True)
     model.tie_weights()
@@ -101,7 +101,7 @@ def _weights(reader: GGUFReader, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _half_split_rope(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """GGUF interleaves the rotated pairs of each head; transformers keeps the two halves apart."""
+    """Reorder a weight's rows for RoPE: GGUF interleaves the rotated pairs of each head, transformers expects halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -116,7 +116,7 @@ def _tokenizer(fields: dict[str, ReaderField], config: Any) -> Any:
         for pair in (text.partition(" ") for text in _texts(fields["tokenizer.ggml.merges"]))
     ]
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    # The GGUF names its pre-tokenizer only; this is what it stands for. Its ids equal those of the original.
+    # The GGUF file only names its pre-tokenizer. This is the one it means: it gives the same ids as the original.
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

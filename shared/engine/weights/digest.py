@@ -1,4 +1,5 @@
-"""The digest of a model's weights, part of its namespace: equal digests mean equal KV for equal tokens."""
+"""The digest of a model's weights. It is part of the model's namespace, so that KV is shared only between nodes with the
+same weights."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def weights_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> bytes:
-    """SHA-256 over names and contents of the weights files. Reads them all once, then remembers it per
-    folder."""
+    """SHA-256 over names and contents of the weights files. The first call reads them all; the digest is then cached for
+    the folder."""
     files = weights_files(folder)
     stamps = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     remembered = _remembered(folder)
@@ -61,7 +62,7 @@ def _remembered(folder: Path) -> DigestFile | None:
 
 def _remember(folder: Path, digest: DigestFile) -> None:
     path = digest_path(folder)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second reading, nothing else
+    with contextlib.suppress(OSError):  # without the cache, the next call reads the weights again
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_bytes(msgspec.json.encode(digest))

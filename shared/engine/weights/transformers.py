@@ -1,8 +1,8 @@
-"""transformers as a library of models: load one, and put a paged attention of our own under every layer.
+"""Loads models by the transformers library, and replaces the attention in every layer by our own paged attention.
 
-A forward pass runs packed: all tokens of a step are one row, told apart by position ids, and the KVCache lives wholly
-outside of the model. Whoever runs the model passes an `Attend` along; every layer calls it with its queries, keys and
-values after RoPE.
+A forward pass is packed: all tokens of a step form one batch row, with position ids that say where each token is in its
+sequence. The KV cache is outside of the model. The caller of a forward pass gives it an `Attend`; every layer calls that
+with its queries, keys and values after RoPE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ hf: Any = transformers
 
 _NAME = "tsukimi_paged"
 _NOT_HONOURED = ("s_aux", "position_bias", "head_mask")
-"""Features that some models hand to their attention and that no backend here computes."""
+"""Arguments that some models pass to their attention and that none of our backends supports."""
 
 
 class Attend(Protocol):
@@ -34,7 +34,8 @@ class Attend(Protocol):
         scale: float,
         reach: Reach,
     ) -> torch.Tensor:
-        """Queries [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; the output is as queries."""
+        """Queries are [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]. The output has the shape
+        of the queries."""
         ...
 
 
@@ -65,7 +66,7 @@ hf.AttentionInterface.register(_NAME, _paged_attention)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model in evaluation mode. Raises Invalid if a weight is missing or of another shape than the model's."""
+    """The model in evaluation mode. Raises Invalid if a weight is missing or has the wrong shape."""
     hf.utils.logging.disable_progress_bar()
     try:
         model, told = hf.AutoModelForCausalLM.from_pretrained(
@@ -96,7 +97,7 @@ def forward(
 
 
 class Attention(Struct, frozen=True):
-    """What the layers of a model turn out to ask of attention."""
+    """How a model's layers use attention, as found by `probe`."""
 
     layers: int
     query_heads: int
@@ -104,11 +105,11 @@ class Attention(Struct, frozen=True):
     head_dim: int
     scale: float
     reaches: tuple[Reach, ...]
-    """Of each layer."""
+    """One per layer."""
 
 
 class _Probe:
-    """Notes what each layer asks for, and answers with zeros."""
+    """Records the arguments of each layer's attention, and returns zeros."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int, int, int, float]] = []
@@ -129,8 +130,9 @@ class _Probe:
 
 
 def probe(model: Any) -> Attention:
-    """Run one token through the model to see how its layers use attention. Raises Invalid if they do in a way that
-    cannot be served: differently from layer to layer, or some of them not at all."""
+    """Run one token through the model to find out how its layers use attention. Raises Invalid if this cannot be served:
+    if layers differ in heads, head_dim or scale, do not call attention once each in order, or have keys and values of
+    different dimensions."""
     seen = _Probe()
     device = model.device
     one = torch.zeros(1, dtype=torch.long, device=device)
@@ -150,7 +152,7 @@ def probe(model: Any) -> Attention:
 
 
 def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """All ids that end an answer, of the model's, the generation's and the tokenizer's configuration."""
+    """All token ids that end an answer, from the model's, the generation's and the tokenizer's configuration."""
     found: set[int] = set()
     generation = folder / "generation_config.json"
     sources = [config.eos_token_id]

@@ -1,4 +1,4 @@
-"""Sequences with known queries, keys and values, run through an attention backend step by step."""
+"""Runs sequences with known queries, keys and values through an attention backend, step by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYERS = 2
 
 
 class KnownSequence(Struct, frozen=True):
-    """[layers, tokens, heads, head_dim] each, and the pages the sequence lives in."""
+    """A sequence's pages, and its queries, keys and values: [layers, tokens, heads, head_dim] each."""
 
     pages: tuple[int, ...]
     queries: Any
@@ -24,7 +24,7 @@ class KnownSequence(Struct, frozen=True):
     values: Any
 
     def expected(self, shape: AttentionShape, layer: int, start: int, end: int) -> Any:
-        """Plain causal softmax in float64 of positions start .. end-1."""
+        """The attention output of positions start .. end-1, by plain causal softmax in float64."""
         q = self.queries[layer, start:end].double()
         k = self.keys[layer, :end].double().repeat_interleave(shape.group, 1)
         v = self.values[layer, :end].double().repeat_interleave(shape.group, 1)
@@ -40,7 +40,7 @@ class KnownSequence(Struct, frozen=True):
 def new_layers(
     shape: AttentionShape, pages: int, dtype: torch.dtype, device: str = "cpu"
 ) -> list[torch.Tensor]:
-    """KV pages full of garbage, so that a row read too many shows."""
+    """KV pages full of garbage, so that reading a row beyond the end changes the result."""
     size = (pages, 2, shape.block_tokens, shape.kv_heads, shape.head_dim)
     return [torch.full(size, 1e3, dtype=dtype, device=device) for _ in range(LAYERS)]
 
@@ -68,7 +68,7 @@ class Bench:
         return KnownSequence(pages, *(self._normal(length, h) for h in self._heads()))
 
     def run(self, parts: Sequence[tuple[KnownSequence, int, int]]) -> list[list[torch.Tensor]]:
-        """One step over positions start .. end-1 of each sequence: [layer][sequence] outputs."""
+        """Run one step over positions start .. end-1 of each sequence. Returns the outputs as [layer][sequence]."""
         told = ((start, end, sequence.pages) for sequence, start, end in parts)
         self.backend.plan(packed(self.shape.block_tokens, *told))
         return [self._layer(layer, parts) for layer in range(LAYERS)]

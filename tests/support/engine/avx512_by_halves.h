@@ -1,6 +1,6 @@
-// Included before kernels.cpp by test builds: the code that the compiler sees when it builds for AVX-512, for CPUs that
-// have AVX2 alone. Vectors of 64 bytes are the compiler's, which takes each in halves; with PAIRS_BY_HALVES so is the one
-// instruction that the kernels name, computed here in its own way.
+// Test builds include this before kernels.cpp. It makes the compiler build the code for AVX-512 on CPUs that have only
+// AVX2. The compiler splits each 64-byte vector into two halves. With PAIRS_BY_HALVES, the one instruction that the
+// kernels use by name, VDPBF16PS, is replaced by the function below.
 #pragma once
 
 #include <immintrin.h>
@@ -27,14 +27,14 @@ static inline words_by_halves load_by_halves(const void* p) {
 
 static inline words_by_halves splat_by_halves(uint32_t x) { return x - words_by_halves{}; }
 
-// What is too small for a normal number is zero to VDPBF16PS, and comes out of it as zero.
+// VDPBF16PS treats denormal inputs as zero, and flushes denormal results to zero.
 static inline floats_by_halves flushed(floats_by_halves v) {
   words_by_halves bits = (words_by_halves)v, sign = bits & 0x80000000;
   return (floats_by_halves)((bits & 0x7f800000) == 0 ? sign : bits);
 }
 
-// VDPBF16PS: each float gains the product of the odd numbers of two pairs, rounded, and then that of the even, rounded. A
-// product of two bf16 is a float, and exact. Never inlined: that would take a minute to compile.
+// VDPBF16PS: adds to each float the product of the odd numbers of two pairs and rounds, then adds the product of the even
+// numbers and rounds. A product of two bf16 is exact as a float. Not inlined, since that would take a minute to compile.
 __attribute__((noinline)) static floats_by_halves dot_by_halves(floats_by_halves sum, words_by_halves a, words_by_halves b) {
   floats_by_halves odd_a = flushed((floats_by_halves)(a & 0xffff0000)), even_a = flushed((floats_by_halves)(a << 16));
   floats_by_halves odd_b = flushed((floats_by_halves)(b & 0xffff0000)), even_b = flushed((floats_by_halves)(b << 16));

@@ -1,5 +1,5 @@
-"""Every build of the C++ kernels that tests can run here: the product's, and the code of those for AVX-512 on CPUs that
-have AVX2 alone."""
+"""The builds of the C++ kernels that tests can run on this machine: the product's builds, and builds of the AVX-512 code
+for CPUs that have only AVX2."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _HEADER = Path(__file__).parent / "avx512_by_halves.h"
 
 
 def _by_halves(name: str, *flags: str) -> Build:
-    """avx512_by_halves.h says how. Hardly optimised, so that it compiles in seconds; sums and products are fused all the
-    same, as for AVX-512: the results are the same to the bit but for tails of norms."""
+    """A build of the AVX-512 code for AVX2; avx512_by_halves.h says how. It is little optimised, so that it compiles in
+    seconds. But products and sums are still fused, as for AVX-512, so results are bit-identical to those of the AVX-512
+    build, except for the tails of norms."""
     header = hashlib.blake2b(_HEADER.read_bytes(), digest_size=8).hexdigest()
     return Build(
         f"{name}_by_halves",
         frozenset({"avx2", "fma"}),
         (
             "-mavx2", "-mfma", "-O1", "-fexpensive-optimizations", "-Wno-psabi", "-include", str(_HEADER),
-            f"-DHEADER_{header}", *flags,  # a library is compiled again when what it depends on changes
+            f"-DHEADER_{header}", *flags,  # the flags are part of the digest: a change of the header causes a rebuild
         ),
     )  # fmt: skip
 
@@ -37,7 +38,7 @@ TESTED = tuple(_BUILDS)
 
 
 def build_of(name: str) -> Build:
-    """Skips where this CPU does not run it."""
+    """The build of this name. Skips the test if this CPU cannot run it."""
     build = _BUILDS[name]
     if not build.needs <= cpu_flags():
         pytest.skip(f"this CPU does not run the {name} build")
@@ -53,7 +54,7 @@ def _loaded(build: Build) -> Kernels | str:
 
 
 def loaded(name: str) -> Kernels:
-    """Skips where this CPU does not run the build, or there is no compiler."""
+    """The loaded kernels of this build. Skips the test if this CPU cannot run them, or there is no compiler."""
     found = _loaded(build_of(name))
     if isinstance(found, str):
         pytest.skip(found)

@@ -1,4 +1,4 @@
-"""Decode attention in plain torch whose plan lies wholly in fixed memory: what CUDA graphs ask of a backend, on a CPU."""
+"""Decode attention in plain torch with the plan in fixed memory, as CUDA graphs require. Runs on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FixableReference(ReferenceAttention):
         super().__init__(shape, layers)
         self._all = layers
         self.made: list[int] = []
-        """Rows of each fixed backend."""
+        """The number of rows of each fixed backend made so far."""
 
     def fixed(self, rows: int, pages_per_sequence: int) -> AttentionBackend:
         self.made.append(rows)
@@ -26,7 +26,7 @@ class FixableReference(ReferenceAttention):
 
 
 class FixableCpu(CpuAttention):
-    """Implements attention.api.FixableBackend, faster."""
+    """Implements attention.api.FixableBackend, faster than FixableReference."""
 
     def __init__(self, shape: AttentionShape, layers: Sequence[torch.Tensor]) -> None:
         super().__init__(shape, layers)
@@ -76,11 +76,11 @@ class FixedTorch:
         if reach.window:
             hidden = hidden | (self._seen[None] < ends - reach.window)
         weights = scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)
-        # what is behind a sequence's end may be anything, NaN included
+        # values beyond a sequence's end may be anything, even NaN
         values = values.masked_fill(hidden[:, :, None, None], 0.0)
         return torch.einsum("rkgt,rtkd->rkgd", weights, values).reshape(queries.shape).to(queries.dtype)
 
     def _gathered(self, layer: int, half: int) -> torch.Tensor:
-        """[rows, tokens, kv_heads, head_dim]"""
+        """Keys (half 0) or values (half 1): float64 [rows, tokens, kv_heads, head_dim]."""
         pages = self._layers[layer][self._pages.flatten(), half]
         return pages.view(self._rows, -1, self._shape.kv_heads, self._shape.head_dim).double()

@@ -1,4 +1,4 @@
-"""The converted small model for tests marked `real`: fetched and converted once per machine."""
+"""The small model for tests marked `real`. It is fetched and converted once per machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed steps, as attention takes them, for tests."""
+"""Makes packed steps for tests of attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from shared.engine.attention.api import AttentionBatch, Span
 
 
 def packed(block_tokens: int, *parts: tuple[int, int, Sequence[int]]) -> AttentionBatch:
-    """Sequences of (start, end, pages): positions start .. end-1 of each. There may be more pages than they need."""
+    """A step of positions start .. end-1 of each sequence; each part is (start, end, pages). Pages that are not needed
+    are dropped."""
     spans, row = [], 0
     for start, end, pages in parts:
         spans.append(Span(start, end, tuple(pages[: blocks_for(end, block_tokens)]), row))
@@ -18,5 +19,5 @@ def packed(block_tokens: int, *parts: tuple[int, int, Sequence[int]]) -> Attenti
 
 
 def packed_apart(block_tokens: int, *parts: tuple[int, int]) -> AttentionBatch:
-    """Sequences of (start, end), the i-th one in pages 1000 * i and on."""
+    """A step of sequences (start, end). The i-th sequence has the pages from 1000 * i on."""
     return packed(block_tokens, *((*part, range(1000 * i, 1000 * (i + 1))) for i, part in enumerate(parts)))

@@ -1,4 +1,4 @@
-"""English text as token ids of the small model, of any length."""
+"""English text of any length, as token ids of the small model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _ids() -> tuple[int, ...]:
 
 
 def english_ids(tokens: int, skip: int = 0) -> list[int]:
-    """`tokens` ids of running English, starting `skip` tokens into a long text: other skips share no first block."""
+    """`tokens` ids of English text, starting `skip` tokens into a long text. Prompts with different `skip` share no first
+    block."""
     ids = _ids()
     assert skip + tokens <= len(ids), f"only {len(ids)} tokens of text"
     return list(ids[skip : skip + tokens])

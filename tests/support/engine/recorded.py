@@ -1,6 +1,6 @@
-"""Captures on a CPU: the operations of a step are recorded with the memory they ran on, and run on it again.
+"""Captures on a CPU: records the operations of a step and the memory they ran on, and repeats them on the same memory.
 
-Like a CUDA graph a recording knows no Python: whatever a step read from the host stays as it was.
+Like a CUDA graph, a replay does not run the step's Python code: values that the step read on the host stay the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 HOST_READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
-"""Operations whose results the host waits for; a capture that meets one fails."""
+"""Operations for whose results the host waits. A capture that contains one fails."""
 
 
 class HostRead(RuntimeError):
@@ -59,5 +59,5 @@ class Recorder:
 
 
 def as_it_comes(device: torch.device) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """A capture that runs the step itself again."""
+    """Creates a Capture that records nothing: to repeat a step, it calls the step itself."""
     return lambda step: step

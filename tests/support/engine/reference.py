@@ -1,4 +1,4 @@
-"""What `transformers` itself says, in float32: the reference of the exactness tests."""
+"""The results of `transformers` itself, in float32: the reference of the exactness tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def _model() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)  # with two, a busy machine makes it many times slower
+    torch.set_num_threads(1)  # with two threads it is many times slower on a busy machine
     return AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
 
 
 def greedy(prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """The `new_tokens` greedy tokens after `prompt`, EOS ignored."""
+    """The next `new_tokens` greedy tokens after `prompt`. EOS does not end the answer."""
     import torch
 
     ids = torch.tensor([list(prompt)])

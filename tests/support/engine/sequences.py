@@ -1,4 +1,4 @@
-"""Drive an engine the way a batching machine does, for tests: sequences with pages of their own."""
+"""Drives an engine in tests the way the batching code does: each sequence has its own pages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LIVES = count()
 
 
 class Sequences:
-    """Hands out an engine's pages and runs sequences on it. Pages are taken from a shuffled order and never
-    reused."""
+    """Hands out an engine's pages and runs sequences on it. Pages are handed out in a scattered order, and not reused
+    before `reset`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -37,12 +37,12 @@ class Sequences:
         return tuple(taken)
 
     def reset(self) -> None:
-        """All pages may be used again; their content stays, as garbage."""
+        """Make all pages available again. Their old content stays in them as garbage."""
         self._life = next(_LIVES)
         self._used = 0
 
     def attempt(self, pages: tuple[int, ...]) -> str:
-        """The attempt that these pages belong to; never the same for other pages, or after a reset."""
+        """The id of the attempt that these pages belong to. It differs for other pages, and after a reset."""
         return f"{self._life}/{pages[0]}"
 
     def prefill(
@@ -74,7 +74,7 @@ class Sequences:
         chunk: int = 0,
         samples: Iterable[SamplingParams] | None = None,
     ) -> list[list[int]]:
-        """Prefill each prompt alone, then decode all in one batch. Answers in order; none ends early."""
+        """Prefill each prompt alone, then decode all in one batch. Returns the answers in order; EOS does not end one."""
         params = list(samples) if samples is not None else [GREEDY] * len(prompts)
         tables = [self.pages(len(prompt) + new_tokens) for prompt in prompts]
         answers = [
@@ -118,7 +118,7 @@ def step(
     prompt: Sequence[int] = (),
     answer: Sequence[int] = (),
 ) -> SequenceStep:
-    """`prompt` and `answer`: what sampling may look back on."""
+    """A step of a sequence. `prompt` and `answer` are the tokens so far, for sampling parameters that look at them."""
     plain = SequenceStep(attempt, start, len(tokens), pack_tokens(tokens), pages, sample)
     if sample is None or not sample.looks_back:
         return plain

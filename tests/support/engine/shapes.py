@@ -1,4 +1,4 @@
-"""Shapes that structured answers are asked to have."""
+"""Schemas for tests of structured output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, in Hugging Face format, for tests that need real layers and no real text."""
+"""Tiny models with random weights in Hugging Face format, for tests that need real layers but no meaningful text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {
 
 
 def save_tiny(folder: Path, kind: str = "Llama", **config: Any) -> Path:
-    """Save a random causal model of `<kind>Config`; the same arguments give the same weights."""
+    """Save a causal model of `<kind>Config` with random weights. The same arguments give the same weights."""
     torch.manual_seed(1)
     settings = getattr(transformers, f"{kind}Config")(**{**SIZES, **config})
     transformers.AutoModelForCausalLM.from_config(settings).to(torch.bfloat16).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A model run with and without fixed, captured decode steps, each over pages of its own, from the same beginning."""
+"""Runs one model with and without captured decode steps, each over its own pages. Both begin with equal pages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.engine.packed import packed
 
 GARBAGE = 1e3
 Part = tuple[int, int, tuple[int, ...]]
-"""Positions start .. end-1 of a sequence, and its pages."""
+"""(start, end, pages): positions start .. end-1 of a sequence, and its pages."""
 
 
 def waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models that look at what the device has computed: such a step cannot be captured."""
+    """Patch the forward pass to read a value from the device. Such a step cannot be captured."""
     real = hf.forward
 
     def waits(model: Any, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Twins:
         self.plain = GeneralPath(self.model, backend(shape, self.plain_layers))
 
     def run(self, parts: list[Part], told: list[int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step with made-up tokens: all rows' logits, captured and plain."""
+        """Run one step with made-up tokens. Returns all rows' logits, with and without captures."""
         batch = packed(self.block, *parts)
         ids = [(7 * at + 13 * s.pages[0]) % 300 + 1 for s in batch.spans for at in range(s.start, s.end)]
         given = batch, torch.tensor(ids), torch.arange(len(ids))
@@ -74,25 +74,25 @@ class Twins:
             return self.graphed.logits(*given, after), self.plain.logits(*given, None)
 
     def spoil(self) -> None:
-        """All pages are full of garbage again."""
+        """Fill all pages with garbage again."""
         for layer in (*self.layers, *self.plain_layers):
             layer.fill_(GARBAGE)
 
     def same_pages(self, tolerance: float = 1e-4) -> bool:
-        """All but the scrap pages, garbage included, up to rounding where KV was computed."""
+        """Whether all pages of the two agree within the tolerance, garbage included. The scrap pages are not compared."""
         pairs = zip(self.layers, self.plain_layers, strict=True)
         most = self.pages
         return all(torch.allclose(a[:most], b[:most], rtol=tolerance, atol=tolerance) for a, b in pairs)
 
     def touched(self) -> list[set[int]]:
-        """Of each layer: the pages but the scrap page that hold something else than garbage."""
+        """For each layer, the pages that hold anything but garbage. The scrap page is not included."""
         return [
             {page for page in range(self.pages) if bool((layer[page] != GARBAGE).any())} for layer in self.layers
         ]
 
 
 def worst(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """The largest difference, of the largest logit."""
+    """The largest difference between the two, relative to the largest plain logit."""
     graphed, plain = (logits.float() for logits in pair)
     assert graphed.shape == plain.shape
     return float((graphed - plain).abs().max() / plain.abs().max())
