@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from shared.dataplane.wire.checksums import SharedChecksums
 from shared.protocol.ids import BlockKey, LandingId, NodeRef
 from shared.protocol.model import KVLayout
 
@@ -100,11 +101,15 @@ class PoolBackend(Protocol):
 class WriteStream(Protocol):
     """Layer slices to one landing. Thread-safe for one writer thread at a time."""
 
-    def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, layer: int, blocks: Sequence[tuple[int, int]], checksums: SharedChecksums | None = None
+    ) -> None:
         """Queue one layer of blocks, (index in the landing, own page) each. Returns at once unless the
         bounded queue is full, then waits. A slice may be written again, and its page may change until then (a block
         that the next chunk fills up); after its last write it must stay as it is until commit or abort has
-        returned. Never raises on a lost peer: commit tells."""
+        returned. Never raises on a lost peer: commit tells.
+
+        `checksums`: shared with the other streams that send the same slices."""
         ...
 
     async def commit(self, blocks: int, info: bytes = b"") -> CommitReply:

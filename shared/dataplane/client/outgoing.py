@@ -11,7 +11,7 @@ from shared.dataplane.api import CommitReply
 from shared.dataplane.client.caller import Caller
 from shared.dataplane.memory.arena import Arena
 from shared.dataplane.transports.base import Connection
-from shared.dataplane.wire.checksums import slice_checksums
+from shared.dataplane.wire.checksums import SharedChecksums, slice_checksums
 from shared.dataplane.wire.counters import Counters
 from shared.dataplane.wire.frames import Abort, Commit, OpenPut, OpenWrite, PutGranted, StreamEnded, Write
 from shared.dataplane.wire.framing import Frame
@@ -44,11 +44,13 @@ class OutgoingStream:
     def open(self, landing: LandingId) -> None:
         self._caller.send(OpenWrite(self.number, landing))
 
-    def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, layer: int, blocks: Sequence[tuple[int, int]], checksums: SharedChecksums | None = None
+    ) -> None:
         """See WriteStream. Slices the engine still writes to are sent as they are; a later write of them, once they are
         complete, supersedes that."""
         if blocks and not self._over:
-            self._caller.link.post(functools.partial(self._send, layer, tuple(blocks)), wait=True)
+            self._caller.link.post(functools.partial(self._send, layer, tuple(blocks), checksums), wait=True)
 
     async def commit(self, blocks: int, info: bytes = b"") -> CommitReply:
         """See WriteStream. Idempotent: a second call waits for the first one's verdict, and so does one after abort."""
@@ -70,7 +72,13 @@ class OutgoingStream:
         self._over = True
         self._resolve(CommitReply(False, error.message))
 
-    def _send(self, layer: int, blocks: tuple[tuple[int, int], ...], connection: Connection) -> None:
+    def _send(
+        self,
+        layer: int,
+        blocks: tuple[tuple[int, int], ...],
+        shared: SharedChecksums | None,
+        connection: Connection,
+    ) -> None:
         store = self._store
         size = store.layout.slice_bytes
         step = min(MAX_FRAME_SLICES, max(1, FRAME_BYTES // size))
@@ -79,7 +87,10 @@ class OutgoingStream:
                 return
             part = blocks[first : first + step]
             slices = [(page, layer) for _, page in part]
-            checksums = slice_checksums(store, slices)
+            if shared is None:
+                checksums = slice_checksums(store, slices)
+            else:
+                checksums = shared.of(store, [page for _, page in part])
             message = Write(self.number, layer, [block for block, _ in part], checksums)
             connection.send(message, store.extents(slices))
             self._counters.add("slices_sent", len(part))
@@ -138,9 +149,11 @@ class OutgoingPut(OutgoingStream):
         if isinstance(answer, TsukimiError):
             raise answer
 
-    def write(self, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
+    def write(
+        self, layer: int, blocks: Sequence[tuple[int, int]], checksums: SharedChecksums | None = None
+    ) -> None:
         wanted = self.wanted
-        super().write(layer, [block for block in blocks if block[0] in wanted])
+        super().write(layer, [block for block in blocks if block[0] in wanted], checksums)
 
     def on_frame(self, frame: Frame, connection: Connection) -> None:
         message = frame.message

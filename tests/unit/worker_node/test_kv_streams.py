@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from shared.core.worker.steps import RunStep, SequenceStep
 from shared.core.worker.transfers import (
@@ -48,6 +50,10 @@ class Scene:
         self.streams.open_pool_write(
             OpenPoolWrite("a", ref or self.reader.endpoint.ref, NAMESPACE, 0, KEYS, PAGES)
         )
+
+    async def granted(self) -> None:
+        """The pool has answered the put."""
+        await self.streams._puts["a"].granted
 
     async def step(self, start: int, tokens: int) -> None:
         """A step of an engine: its layers come from another thread."""
@@ -159,3 +165,59 @@ async def test_half_an_abort_leaves_the_other_half() -> None:
         (ending,) = s.streams.abort(AbortStreams("a", pool=False))
         assert not (await ending).ok  # type: ignore[union-attr]
         assert (await s.streams.commit_pool_write("a")).stored == 4
+
+
+def hashed(s: Scene, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
+    """How often the writer reads each (page, layer) slice; it reads slices only to hash them."""
+    reads: Counter[tuple[int, int]] = Counter()
+    slice_of = s.writer.arena.slice
+
+    def counted(page: int, layer: int) -> memoryview:
+        reads[page, layer] += 1
+        return slice_of(page, layer)
+
+    monkeypatch.setattr(s.writer.arena, "slice", counted)
+    return reads
+
+
+async def test_a_slice_is_hashed_once_for_both_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as s:
+        s.open_handoff()
+        s.open_put()
+        await s.granted()
+        reads = hashed(s, monkeypatch)
+        await s.step(0, 64)
+        assert (await s.streams.commit_handoff(CommitHandoff("a", 4, 1, None, 0))).ok
+        assert await s.streams.commit_pool_write("a") == PoolWriteEnded("a", 4)
+        assert reads == dict.fromkeys(((page, layer) for page in PAGES for layer in range(LAYOUT.layers)), 1)
+
+
+@pytest.mark.parametrize("with_step", [True, False])
+async def test_a_cached_prefix_is_hashed_once_for_both_streams(
+    with_step: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene() as s:
+        s.open_handoff()
+        s.open_put()
+        await s.granted()
+        reads = hashed(s, monkeypatch)
+        s.streams.send_blocks(SendBlocks("a", 0, 3 if with_step else 4))
+        if with_step:
+            await s.step(48, 16)
+        assert (await s.streams.commit_handoff(CommitHandoff("a", 4, 1, None, 48))).ok
+        assert (await s.streams.commit_pool_write("a")).stored == 4
+        assert set(reads.values()) == {1}
+        assert s.arrived(4)
+
+
+async def test_a_block_that_goes_on_growing_is_hashed_as_it_is_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as s:
+        s.open_handoff()
+        s.open_put()
+        await s.granted()
+        await s.step(0, 8)
+        s.content[PAGES[0]] = s.writer.fill(PAGES[0])
+        await s.step(8, 56)
+        assert (await s.streams.commit_handoff(CommitHandoff("a", 4, 1, None, 0))).ok
+        assert (await s.streams.commit_pool_write("a")).stored == 4
+        assert s.arrived(4)
