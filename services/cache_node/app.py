@@ -23,7 +23,7 @@ from shared.dataplane.wire.hello import Identity, describe
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
-from shared.io.plugins import register
+from shared.io.plugins import load_classes, register
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLoad, SnapshotAsked, Stage
@@ -43,6 +43,7 @@ class CacheNode:
     def __init__(self, context: Context, config: CacheNodeConfig) -> None:
         try:
             register(POLICIES, config.eviction, param="eviction", adapt=lambda policy: policy())
+            self._transports = load_classes(config.transports, param="transports")
         except Invalid as e:
             raise ConfigError(e.message, param=e.param) from e
         self._context = context
@@ -192,7 +193,13 @@ class CacheNode:
         endpoint = Endpoint(
             Identity(context.node, context.incarnation),
             Home(memory, adopt=adopt),
-            EndpointOptions(host=context.host, bind=config.bind, advertise=config.advertise, shm=config.shm),
+            EndpointOptions(
+                host=context.host,
+                bind=config.bind,
+                advertise=config.advertise,
+                shm=config.shm,
+                transports=self._transports,
+            ),
         )
         await endpoint.start()
         endpoint.serve_pool(self._backend)

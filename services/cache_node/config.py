@@ -20,3 +20,5 @@ class CacheNodeConfig(BaseConfig, frozen=True, kw_only=True):
     """Largest share of the pool that running reads may pin."""
     shm: bool = True
     """Serve processes of the same host through shared memory."""
+    transports: str = ""
+    """More ways to move KV, preferred to shared memory and TCP: `module:Class` of your own, separated by commas."""

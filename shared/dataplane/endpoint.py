@@ -18,14 +18,13 @@ from shared.dataplane.memory.home import Home
 from shared.dataplane.server.arrivals import Arrivals
 from shared.dataplane.server.handoffs import HandoffEnding, Handoffs
 from shared.dataplane.server.server import Server, Serving
-from shared.dataplane.transports.base import Timeouts
-from shared.dataplane.transports.shm import ShmTransport
-from shared.dataplane.transports.tcp import TcpTransport
+from shared.dataplane.transports.base import Setup, Timeouts
+from shared.dataplane.transports.registry import TransportClass, transports_for
 from shared.dataplane.wire.counters import Counters
 from shared.dataplane.wire.hello import Identity
 from shared.dataplane.wire.loop_calls import LoopCalls
 from shared.protocol.errors import Invalid, TsukimiError, Unavailable
-from shared.protocol.ids import BlockKey, LandingId, NodeRef
+from shared.protocol.ids import BlockKey, LandingId, NodeRef, node_ref
 
 
 class EndpointOptions(Struct, frozen=True, kw_only=True):
@@ -35,6 +34,9 @@ class EndpointOptions(Struct, frozen=True, kw_only=True):
     advertise: str = ""
     """Where peers connect to; empty: bind."""
     shm: bool = True
+    """Whether shared memory is used with peers of the same machine."""
+    transports: tuple[TransportClass, ...] = ()
+    """Further transports, preferred to the built-in ones."""
     timeouts: Timeouts = Timeouts()
     fence_wait_s: float = 0.5
     """How long a writer may still be in the middle of something when its landing is closed, before it is cut off."""
@@ -60,10 +62,10 @@ class Endpoint:
         self._counters = Counters()
         self._arrivals = Arrivals(self._counters, faults)
         timeouts = options.timeouts
-        self._tcp = TcpTransport(home.memory, timeouts, options.bind, options.advertise)
-        self._shm = ShmTransport(home.memory, timeouts) if options.shm and options.host else None
+        setup = Setup(home.memory, timeouts, options.host, options.bind, options.advertise)
+        self._transports = transports_for(setup, options.transports, () if options.shm else ("shm",))
         self._serving = Serving(identity, home, self._arrivals, self._counters, timeouts.connect_s)
-        dialer = Dialer(identity, home, options.host, self._tcp, self._shm, timeouts.connect_s)
+        dialer = Dialer(identity, home, self._transports, timeouts.connect_s)
         self._peers = Peers(dialer, self._counters, PeerOptions(options.queue_limit, timeouts.stall_s))
         self._ref = NodeRef(identity.node, identity.incarnation)
         self._server: Server | None = None
@@ -74,19 +76,16 @@ class Endpoint:
         return self._ref
 
     async def start(self) -> None:
-        """Listens. Raises OSError if it cannot."""
+        """Listens. Raises OSError if it cannot, Invalid if a transport's device is not there."""
         calls = LoopCalls(asyncio.get_running_loop())
-        tcp = self._tcp.listen()
-        shm = self._shm.listen() if self._shm is not None else None
-        self._ref = NodeRef(
-            self._identity.node,
-            self._identity.incarnation,
-            tcp=tcp.address,
-            shm=shm.address if shm is not None else "",
-            host=self._options.host,
-        )
+        listeners = {}
+        for transport in self._transports:
+            transport.register_memory()
+            listeners[transport.name] = transport.listen()
+        addresses = {scheme: listener.address for scheme, listener in listeners.items()}
+        self._ref = node_ref(self._identity.node, self._identity.incarnation, self._options.host, addresses)
         self._handoffs = Handoffs(self._serving.table, calls)
-        self._server = Server(self._serving, calls, [tcp, shm] if shm is not None else [tcp])
+        self._server = Server(self._serving, calls, list(listeners.values()))
         self._server.start()
 
     async def close(self) -> None:
@@ -94,6 +93,8 @@ class Endpoint:
         await asyncio.to_thread(self._peers.close)
         if server is not None:
             await asyncio.to_thread(server.close)
+        for transport in self._transports:
+            transport.release_memory()
 
     def open_landing(
         self, landing: LandingId, pages: Sequence[int], on_commit: Callable[[LandingCommit], None]

@@ -29,8 +29,8 @@ def register(
         return
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        known = ", ".join(registry)
-        raise Invalid(f"{param} is {name!r}: it must be one of {known}, or module:Class", param=param)
+        known = f"one of {', '.join(registry)}, or " if registry else ""
+        raise Invalid(f"{param} is {name!r}: it must be {known}module:Class", param=param)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -38,3 +38,12 @@ def register(
         registry[name] = found if adapt is None else adapt(found)
     except Exception as e:  # a user's module may raise anything while it is imported
         raise Invalid(f"{param} {name!r} can't be loaded: {type(e).__name__}: {e}", param=param) from e
+
+
+def load_classes(names: str, *, param: str) -> tuple[Any, ...]:
+    """The classes of a list of `module:Class`, separated by commas. Raises Invalid, naming `param`."""
+    found: dict[str, Any] = {}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        register(found, name, param=param)
+    return tuple(found[name] for name in wanted)

@@ -7,6 +7,7 @@ so that leftovers of an earlier life or an earlier try are recognised and reject
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -43,6 +44,22 @@ class NodeRef(Struct, frozen=True):
     """Name of its abstract unix socket for same-host shared-memory transfers; empty if it has none."""
     host: str = ""
     """The machine it is on. Nodes with equal hosts may use shared memory."""
+    addresses: dict[str, str] = {}
+    """Where its other transports listen, by scheme."""
+
+    def address(self, scheme: str) -> str:
+        """Where its data plane listens with that transport; empty if it does not."""
+        if scheme == "tcp":
+            return self.tcp
+        if scheme == "shm":
+            return self.shm
+        return self.addresses.get(scheme, "")
+
+
+def node_ref(node: NodeId, incarnation: Incarnation, host: str, addresses: Mapping[str, str]) -> NodeRef:
+    """The life of a node that listens at these addresses, by scheme."""
+    more = {scheme: address for scheme, address in addresses.items() if scheme not in ("tcp", "shm")}
+    return NodeRef(node, incarnation, addresses.get("tcp", ""), addresses.get("shm", ""), host, more)
 
 
 def new_incarnation() -> Incarnation:

@@ -45,6 +45,8 @@ class NodeConfig(BaseConfig, frozen=True, kw_only=True):
     """Send each layer's KV while the next ones are computed; off: all of it after the prompt, to compare."""
     shm: bool = True
     """Move KV by shared memory to and from processes of the same host."""
+    transports: str = ""
+    """More ways to move KV, preferred to shared memory and TCP: `module:Class` of your own, separated by commas."""
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

@@ -39,7 +39,7 @@ from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
 from shared.io.models import resolve_model
-from shared.io.plugins import register
+from shared.io.plugins import load_classes, register
 from shared.io.service import Context
 from shared.io.token_feed import TokenFeed
 from shared.protocol import subjects
@@ -70,6 +70,7 @@ class Node(ABC):
     def __init__(self, context: Context, config: NodeConfig) -> None:
         try:
             register(POLICIES, config.eviction, param="eviction", adapt=lambda policy: policy())
+            self._transports = load_classes(config.transports, param="transports")
         except Invalid as e:
             raise ConfigError(e.message, param=e.param) from e
         self.context = context
@@ -198,7 +199,11 @@ class Node(ABC):
         config, context = self._config, self.context
         assert isinstance(engine.store, Arena), "the data plane moves blocks of an arena"
         options = EndpointOptions(
-            host=context.host, bind=config.bind, advertise=config.advertise, shm=config.shm
+            host=context.host,
+            bind=config.bind,
+            advertise=config.advertise,
+            shm=config.shm,
+            transports=self._transports,
         )
         identity = Identity(context.node, context.incarnation, engine.spec.namespace)
         plane = endpoint(identity, engine.store, options)

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shared.dataplane.memory.anonymous import Memory
-from shared.dataplane.transports.base import Connection, Listener, PeerLost, Timeouts, Transport
+from shared.dataplane.transports.base import Connection, Listener, PeerLost, Setup, Timeouts, Transport
 from shared.dataplane.transports.shm import ShmTransport
 from shared.dataplane.transports.tcp import TcpTransport
 from shared.dataplane.wire.frames import Abort, Blocks, Commit, Write
+from tests.examples.transport import UnixTransport
 
 SIZE = 1 << 20
 TIMEOUTS = Timeouts(connect_s=2.0, stall_s=0.3)
 MAKERS: dict[str, Callable[[Memory], Transport]] = {
     "tcp": lambda memory: TcpTransport(memory, TIMEOUTS),
     "shm": lambda memory: ShmTransport(memory, TIMEOUTS),
+    "a user's own": lambda memory: UnixTransport(Setup(memory, TIMEOUTS, host="here")),
 }
 
 

@@ -20,7 +20,7 @@ LAYERS = range(LAYOUT.layers)
 KEYS = [bytes([i]) * 16 for i in range(8)]
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["tcp", "shm", "unix"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

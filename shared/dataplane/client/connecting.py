@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from shared.dataplane.memory.home import Home
@@ -17,14 +19,15 @@ class Dialer(Struct, frozen=True):
 
     identity: Identity
     home: Home
-    host: str
-    tcp: Transport
-    shm: Transport | None
+    transports: Sequence[Transport]
+    """The preferred first."""
     hello_timeout_s: float
 
     def dial(self, target: NodeRef) -> Connection:
-        """A connection to that very life of the target, by shared memory where both can, else by TCP. Raises PeerLost
-        or another Unavailable when it cannot be reached, Refused when it speaks another layout or namespace."""
+        """A connection to that very life of the target, by the first transport that both have and that gets there.
+
+        Raises PeerLost or another Unavailable when it cannot be reached, Refused when it speaks another layout or
+        namespace."""
         problems = []
         for transport, address in self._ways(target):
             try:
@@ -34,12 +37,11 @@ class Dialer(Struct, frozen=True):
         raise PeerLost(f"{target.node} cannot be reached: {'; '.join(problems) or 'it has no address'}")
 
     def _ways(self, target: NodeRef) -> list[tuple[Transport, str]]:
-        ways: list[tuple[Transport, str]] = []
-        if self.shm is not None and target.shm and target.host and target.host == self.host:
-            ways.append((self.shm, target.shm))
-        if target.tcp:
-            ways.append((self.tcp, target.tcp))
-        return ways
+        return [
+            (transport, address)
+            for transport in self.transports
+            if (address := target.address(transport.name)) and transport.reaches(target.host)
+        ]
 
     def _greet(self, connection: Connection, target: NodeRef) -> Connection:
         me = self.identity

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from shared.dataplane.memory.anonymous import Memory
 from shared.dataplane.wire.frames import Message
 from shared.dataplane.wire.framing import Extent, Frame
 from shared.protocol.errors import Unavailable
@@ -21,6 +22,20 @@ class Timeouts(Struct, frozen=True):
     """For the connection and for the handshake, each."""
     stall_s: float = 10.0
     """Without any progress in the middle of a frame or of a send, the peer counts as lost."""
+
+
+class Setup(Struct, frozen=True):
+    """What a transport is made of."""
+
+    memory: Memory
+    """The own memory that pages are sent from and received into."""
+    timeouts: Timeouts
+    host: str = ""
+    """The machine that this process is on; empty: unknown."""
+    bind: str = "127.0.0.1"
+    """Address to listen on."""
+    advertise: str = ""
+    """Address that peers connect to; empty: `bind`."""
 
 
 class Connection(Protocol):
@@ -68,7 +83,22 @@ class Listener(Protocol):
 
 
 class Transport(Protocol):
+    """One way for frames and pages between two processes. Its name is the scheme of its addresses."""
+
     name: str
+
+    def reaches(self, host: str) -> bool:
+        """Whether a peer on that machine may be reached this way."""
+        ...
+
+    def register_memory(self) -> None:
+        """Make the own memory known to the device that moves it. Called once, before `listen` and `connect`. Raises
+        Invalid if that device is not there."""
+        ...
+
+    def release_memory(self) -> None:
+        """Undo register_memory, after the last connection is closed. Idempotent."""
+        ...
 
     def listen(self) -> Listener: ...
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from shared.dataplane.memory.anonymous import Memory
-from shared.dataplane.transports.base import PeerLost, Timeouts
+from shared.dataplane.transports.base import PeerLost, Setup, Timeouts
 from shared.dataplane.transports.sockets import (
     BACKLOG,
     MAX_IOV,
@@ -111,9 +111,25 @@ class ShmListener:
 class ShmTransport:
     name = "shm"
 
-    def __init__(self, memory: Memory, timeouts: Timeouts) -> None:
+    def __init__(self, memory: Memory, timeouts: Timeouts, host: str = "") -> None:
         self._memory = memory
         self._timeouts = timeouts
+        self._host = host
+
+    @classmethod
+    def make(cls, setup: Setup) -> ShmTransport | None:
+        """None where the own machine is unknown: nobody can be known to share its memory."""
+        return cls(setup.memory, setup.timeouts, setup.host) if setup.host else None
+
+    def reaches(self, host: str) -> bool:
+        """Only the own machine."""
+        return bool(host) and host == self._host
+
+    def register_memory(self) -> None:
+        """Nothing to do: peers get the memory's descriptor with each connection."""
+
+    def release_memory(self) -> None:
+        """Nothing was registered."""
 
     def listen(self) -> ShmListener:
         return ShmListener(self._memory, self._timeouts)

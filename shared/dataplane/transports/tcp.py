@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from shared.dataplane.memory.anonymous import Memory
-from shared.dataplane.transports.base import PeerLost, Timeouts
+from shared.dataplane.transports.base import PeerLost, Setup, Timeouts
 from shared.dataplane.transports.sockets import BACKLOG, SocketConnection, accept, stop_listening
 
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
@@ -50,6 +50,20 @@ class TcpTransport:
         self._timeouts = timeouts
         self._bind = bind
         self._advertise = advertise
+
+    @classmethod
+    def make(cls, setup: Setup) -> TcpTransport:
+        return cls(setup.memory, setup.timeouts, setup.bind, setup.advertise)
+
+    def reaches(self, host: str) -> bool:
+        """Any machine."""
+        return True
+
+    def register_memory(self) -> None:
+        """Nothing to do: the kernel copies."""
+
+    def release_memory(self) -> None:
+        """Nothing was registered."""
 
     def listen(self) -> TcpListener:
         return TcpListener(self._bind, self._advertise, self._memory, self._timeouts)

@@ -17,11 +17,12 @@ from shared.dataplane.transports.base import Timeouts
 from shared.dataplane.wire.hello import Identity
 from shared.protocol.ids import BlockKey, LandingId, new_incarnation
 from shared.protocol.model import KVLayout
+from tests.examples.transport import UnixTransport
 
 LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32", dtype_bytes=4)
 NAMESPACE = b"n" * 16
 TIMEOUTS = Timeouts(connect_s=2.0, stall_s=5.0)
-HOSTS = {"tcp": "", "shm": "this-machine"}
+HOSTS = {"tcp": "", "shm": "this-machine", "unix": "this-machine"}
 """Transport -> the host identity with which endpoints choose that transport."""
 
 
@@ -61,7 +62,11 @@ async def site(
     arena = Arena(layout, pages, order)
     identity = Identity(node, incarnation or new_incarnation(), namespace)
     options = EndpointOptions(
-        host=HOSTS[transport], timeouts=timeouts, fence_wait_s=0.2, queue_limit=queue_limit
+        host=HOSTS[transport],
+        timeouts=timeouts,
+        fence_wait_s=0.2,
+        queue_limit=queue_limit,
+        transports=(UnixTransport,) if transport == "unix" else (),
     )
     endpoint = Endpoint(identity, Home(arena.memory, arena), options, faults=faults)
     async with AsyncExitStack() as stack:

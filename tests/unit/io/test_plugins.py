@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from shared.io.plugins import register
+from shared.io.plugins import load_classes, register
 from shared.protocol.errors import Invalid
 
 
@@ -54,3 +55,10 @@ def test_a_module_that_raises_is_refused_with_its_reason(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Invalid, match="ZeroDivisionError"):
         register({}, "broken_module_of_a_user:Own", param="policy")
+
+
+def test_a_list_of_classes_is_loaded_in_order() -> None:
+    assert load_classes(f" {__name__}:Mine,json:JSONDecoder", param="transports") == (Mine, json.JSONDecoder)
+    assert load_classes("", param="transports") == ()
+    with pytest.raises(Invalid, match="no_such"):
+        load_classes("no_such:Transport", param="transports")
