@@ -7,7 +7,7 @@ kept with the block in the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -80,9 +80,15 @@ class ReadGrant(Struct, frozen=True):
 
 
 class PoolBackend(Protocol):
-    """What makes an endpoint serve a pool. Called on the event loop's thread; all idempotent."""
+    """What makes an endpoint serve a pool. Called on the event loop's thread; all idempotent.
 
-    def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant: ...
+    An open may take its time, for a tier below memory: it then returns an awaitable. Nobody else waits for it. If the
+    caller is gone by then, the grant is given back at once, by abort_put or close_read.
+    """
+
+    def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant | Awaitable[PutGrant]:
+        """Room for those of the blocks that the pool wants."""
+        ...
 
     def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
         """checksums: index among `wanted` -> block checksum, only of blocks that arrived whole and verified.
@@ -93,7 +99,10 @@ class PoolBackend(Protocol):
         """Called once no thread writes into its pages any more."""
         ...
 
-    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant: ...
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant | Awaitable[ReadGrant]:
+        """The longest run of blocks held from the first key on. Their pages can be read once this is answered."""
+        ...
+
 
     def close_read(self, lease: int) -> None: ...
 

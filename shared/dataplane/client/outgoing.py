@@ -14,11 +14,10 @@ from shared.dataplane.transports.base import Connection
 from shared.dataplane.wire.checksums import SharedChecksums, slice_checksums
 from shared.dataplane.wire.counters import Counters
 from shared.dataplane.wire.frames import Abort, Commit, OpenPut, OpenWrite, PutGranted, StreamEnded, Write
-from shared.dataplane.wire.framing import Frame
+from shared.dataplane.wire.framing import FRAME_BYTES, Frame
 from shared.protocol.errors import TsukimiError
 from shared.protocol.ids import BlockKey, LandingId
 
-FRAME_BYTES = 4 << 20
 MAX_FRAME_SLICES = 1024
 
 

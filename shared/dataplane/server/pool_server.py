@@ -5,12 +5,15 @@ The backend is asked on the loop's thread only. Whatever it granted is given bac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import structlog
 from msgspec import Struct
 
-from shared.dataplane.api import CommitReply, PoolBackend
+from shared.dataplane.api import CommitReply, PoolBackend, PutGrant, ReadGrant
 from shared.dataplane.memory.arena import Arena
 from shared.dataplane.server.incoming import Incoming
 from shared.dataplane.server.landing import Landing, LandingTable, Reply
@@ -18,11 +21,11 @@ from shared.dataplane.transports.base import Connection
 from shared.dataplane.wire.connection import Job
 from shared.dataplane.wire.counters import Counters
 from shared.dataplane.wire.frames import Blocks, CloseRead, OpenPut, OpenRead, PutGranted, ReadGranted
+from shared.dataplane.wire.framing import FRAME_BYTES
 from shared.dataplane.wire.loop_calls import LoopCalls
 from shared.protocol.errors import Internal, TsukimiError
 
-FRAME_BYTES = 4 << 20
-"""Aim for the payload of one frame: big enough to be cheap, small enough to be verified in the cache."""
+G = TypeVar("G", PutGrant, ReadGrant)
 
 log = structlog.get_logger()
 
@@ -53,8 +56,9 @@ class PutEnding:
 
 
 class OutgoingRead(Struct):
-    lease: int
-    pages: tuple[int, ...]
+    lease: int | None = None
+    """None until the backend has granted it."""
+    pages: tuple[int, ...] = ()
     closed: bool = False
 
 
@@ -77,13 +81,71 @@ class PoolSession:
         self._calls = calls
         self._post = post
         self._reads: dict[int, OutgoingRead] = {}
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._lost = False
 
     def open_put(self, message: OpenPut, store: Arena) -> None:
+        self._ask(
+            lambda: self._backend.open_put(message.namespace, message.keys),
+            lambda grant: self._put_granted(message, store, grant),
+            lambda error: self._post(
+                lambda connection: connection.send(PutGranted(message.stream, [], as_error(error, "open_put").to_wire()))
+            ),
+        )
+
+    def open_read(self, message: OpenRead, store: Arena) -> None:
+        read = self._reads[message.read] = OutgoingRead()
+        self._ask(
+            lambda: self._backend.open_read(message.namespace, message.keys),
+            lambda grant: self._read_granted(message, read, store, grant),
+            lambda error: self._read_refused(message, as_error(error, "open_read")),
+        )
+
+    def close_read(self, message: CloseRead) -> None:
+        read = self._reads.pop(message.read, None)
+        if read is not None:
+            self._close(read)
+
+    def lost(self) -> None:
+        """No thread reads the pages any more."""
+        self._lost = True
+        for read in self._reads.values():
+            self._close(read)
+        self._reads.clear()
+
+    def _ask(
+        self,
+        question: Callable[[], G | Awaitable[G]],
+        granted: Callable[[G], None],
+        refused: Callable[[Exception], object],
+    ) -> None:
+        """Go on with the backend's answer: at once, or when it comes."""
         try:
-            grant = self._backend.open_put(message.namespace, message.keys)
+            answer = question()
         except Exception as e:
-            error = as_error(e, "open_put").to_wire()
-            self._post(lambda connection: connection.send(PutGranted(message.stream, [], error)))
+            refused(e)
+            return
+        if not inspect.isawaitable(answer):
+            granted(answer)
+            return
+        task = asyncio.ensure_future(_outcome(answer))
+        self._waiting.add(task)
+
+        def ended(task: asyncio.Future[G | Exception]) -> None:
+            self._waiting.discard(task)
+            if task.cancelled():
+                return
+            outcome = task.result()
+            if isinstance(outcome, Exception):
+                refused(outcome)
+            else:
+                granted(outcome)
+
+        task.add_done_callback(ended)
+
+    def _put_granted(self, message: OpenPut, store: Arena, grant: PutGrant) -> None:
+        if grant.wanted and self._lost:
+            self._backend.abort_put(grant.landing)
             return
         if grant.wanted:
             pages = dict(zip(grant.wanted, grant.pages, strict=True))
@@ -96,30 +158,23 @@ class PoolSession:
                 return
         self._post(lambda connection: connection.send(PutGranted(message.stream, list(grant.wanted))))
 
-    def open_read(self, message: OpenRead, store: Arena) -> None:
-        try:
-            grant = self._backend.open_read(message.namespace, message.keys)
-        except Exception as e:
-            error = as_error(e, "open_read").to_wire()
-            self._post(lambda connection: connection.send(ReadGranted(message.read, [], error)))
+    def _read_granted(self, message: OpenRead, read: OutgoingRead, store: Arena, grant: ReadGrant) -> None:
+        read.lease, read.pages = grant.lease, grant.pages
+        if read.closed:
+            self._backend.close_read(grant.lease)
             return
-        read = OutgoingRead(grant.lease, grant.pages)
-        self._reads[message.read] = read
         self._post(lambda connection: connection.send(ReadGranted(message.read, list(grant.checksums))))
         if grant.pages:
             self._post(lambda connection: self._send_blocks(message.read, read, store, connection))
 
-    def close_read(self, message: CloseRead) -> None:
-        read = self._reads.pop(message.read, None)
-        if read is not None:
-            read.closed = True
-            self._backend.close_read(read.lease)
+    def _read_refused(self, message: OpenRead, error: TsukimiError) -> None:
+        self._reads.pop(message.read, None)
+        self._post(lambda connection: connection.send(ReadGranted(message.read, [], error.to_wire())))
 
-    def lost(self) -> None:
-        """No thread reads the pages any more."""
-        for read in self._reads.values():
+    def _close(self, read: OutgoingRead) -> None:
+        read.closed = True
+        if read.lease is not None:
             self._backend.close_read(read.lease)
-        self._reads.clear()
 
     def _send_blocks(self, number: int, read: OutgoingRead, store: Arena, connection: Connection) -> None:
         step = max(1, FRAME_BYTES // store.layout.block_bytes)
@@ -130,6 +185,13 @@ class PoolSession:
             connection.send(Blocks(number, first, len(pages)), store.extents(store.block_slices(pages)))
             self._counters.add("bytes_sent", len(pages) * store.layout.block_bytes)
             self._counters.add("slices_sent", len(pages) * store.layout.layers)
+
+
+async def _outcome(answer: Awaitable[G]) -> G | Exception:
+    try:
+        return await answer
+    except Exception as e:
+        return e
 
 
 def as_error(error: Exception, where: str) -> TsukimiError:

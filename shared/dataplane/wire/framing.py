@@ -23,6 +23,8 @@ EXTENT = struct.Struct("<QQ")
 MAX_BODY_BYTES = 8 << 20
 MAX_PAYLOAD_BYTES = 256 << 20
 MAX_EXTENTS = 0xFFFF
+FRAME_BYTES = 4 << 20
+"""Payload that senders aim for in one frame: large enough to be cheap, small enough to be verified in the CPU's cache."""
 
 Extent = tuple[int, int]
 """(offset, length) in somebody's memory."""

@@ -84,6 +84,7 @@ class DictPool:
         self.held: dict[tuple[bytes, BlockKey], tuple[int, int]] = {}
         self.puts: dict[LandingId, dict[int, tuple[tuple[bytes, BlockKey], int]]] = {}
         self.leases: set[int] = set()
+        self.reads_granted = 0
         self._numbers = itertools.count(1)
 
     def open_put(self, namespace: bytes, keys: Sequence[BlockKey]) -> PutGrant:
@@ -115,6 +116,7 @@ class DictPool:
         )
         lease = next(self._numbers)
         self.leases.add(lease)
+        self.reads_granted += 1
         blocks = [held for held in run if held is not None]
         return ReadGrant(lease, tuple(page for page, _ in blocks), tuple(checksum for _, checksum in blocks))
 
