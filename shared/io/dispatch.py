@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import structlog
 from msgspec import Struct
 
-from shared.io.bus import AsyncHandler, OrderedHandler, Stream
+from shared.io.bus import NO_HEADERS, AsyncHandler, Headers, OrderedHandler, Stream, handling
 from shared.protocol.errors import Internal, Overloaded, TooLarge, TsukimiError, Unavailable
 from shared.protocol.wire import decode, encode
 
@@ -35,6 +35,7 @@ class Inbound(Struct, frozen=True):
     subject: str
     data: bytes
     reply: str = ""
+    headers: Headers = NO_HEADERS
 
 
 def too_large(size_bytes: int, max_payload_bytes: int) -> TooLarge:
@@ -87,7 +88,8 @@ class Dispatcher:
                 self._count("messages_undecodable", inbound, error=str(e))
                 return
             try:
-                handler(message)
+                with handling(inbound.headers):
+                    handler(message)
             except Exception:
                 self.counters["handler_bugs"] += 1
                 log.exception("ordered_handler_failed", subject=inbound.subject)
@@ -120,14 +122,15 @@ class Dispatcher:
             await self._answer(inbound, e.to_wire())
             return
         try:
-            answer = await handler(message)
-            if isinstance(answer, Stream):
-                with self._watch(answer.unheard) as word_to:
-                    await self._stream(inbound, answer.parts, word_to)
-            elif isinstance(answer, AsyncGenerator):
-                await self._stream(inbound, answer)
-            else:
-                await self._answer(inbound, answer)
+            with handling(inbound.headers):
+                answer = await handler(message)
+                if isinstance(answer, Stream):
+                    with self._watch(answer.unheard) as word_to:
+                        await self._stream(inbound, answer.parts, word_to)
+                elif isinstance(answer, AsyncGenerator):
+                    await self._stream(inbound, answer)
+                else:
+                    await self._answer(inbound, answer)
         except TsukimiError as e:
             await self._answer(inbound, e.to_wire())
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.io.bus import AsyncHandler, OrderedHandler
+from shared.io.bus import AsyncHandler, OrderedHandler, headers_bytes, headers_to_send
 from shared.io.dispatch import COUNTERS, Dispatcher, Inbound, too_large
 from shared.io.replies import Replies, decode_reply
 from shared.protocol.errors import DeadlineExceeded, Overloaded, Unavailable
@@ -130,7 +130,7 @@ class MemoryBus:
         return {name: self._dispatcher.counters[name] for name in COUNTERS}
 
     async def publish(self, subject: str, message: Any) -> None:
-        self._publish(Inbound(subject, self._encode(message)))
+        self._publish(Inbound(subject, self._encode(message), headers=headers_to_send()))
 
     async def request(self, subject: str, message: Any, reply: Any, timeout_s: float) -> Any:
         data = self._encode(message)
@@ -138,7 +138,7 @@ class MemoryBus:
             raise Unavailable("the bus is not connected")
         inbox, future = self._replies.open()
         try:
-            if not self._broker.route(Inbound(subject, data, inbox)):
+            if not self._broker.route(Inbound(subject, data, inbox, headers_to_send())):
                 raise Unavailable(f"nobody answers on {subject}")
             async with asyncio.timeout(timeout_s):
                 answer = await future
@@ -194,8 +194,9 @@ class MemoryBus:
 
     def _encode(self, message: Any) -> bytes:
         data = encode(message)
-        if len(data) > self.max_payload_bytes:
-            raise too_large(len(data), self.max_payload_bytes)
+        size = len(data) + headers_bytes(headers_to_send())
+        if size > self.max_payload_bytes:
+            raise too_large(size, self.max_payload_bytes)
         return data
 
     def _publish(self, message: Inbound) -> None:

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from shared.io import dispatch
-from shared.io.bus import AsyncHandler, OrderedHandler
+from shared.io.bus import NO_HEADERS, AsyncHandler, Headers, OrderedHandler, headers_bytes, headers_to_send
 from shared.io.dispatch import Dispatcher, Inbound, too_large
 from shared.io.nats_errors import translated
 from shared.io.replies import Replies, decode_reply
@@ -154,7 +154,7 @@ class NatsBus:
         return {name: own[name] for name in COUNTERS} | {name: handling[name] for name in dispatch.COUNTERS}
 
     async def publish(self, subject: str, message: Any) -> None:
-        await self._publish(subject, self._encode(message))
+        await self._publish(subject, self._encode(message), headers=headers_to_send())
 
     async def request(self, subject: str, message: Any, reply: Any, timeout_s: float) -> Any:
         data = self._encode(message)
@@ -163,7 +163,7 @@ class NatsBus:
         inbox, future = self._replies.open()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._publish(subject, data, inbox)
+                await self._publish(subject, data, inbox, headers_to_send())
                 answer = await future
         except TimeoutError as e:
             raise DeadlineExceeded(f"no answer on {subject} within {timeout_s:.3g} s") from e
@@ -182,13 +182,16 @@ class NatsBus:
 
     def _encode(self, message: Any) -> bytes:
         data = encode(message)
-        if len(data) > self.max_payload_bytes:
-            raise too_large(len(data), self.max_payload_bytes)
+        size = len(data) + headers_bytes(headers_to_send())
+        if size > self.max_payload_bytes:
+            raise too_large(size, self.max_payload_bytes)
         return data
 
-    async def _publish(self, subject: str, data: bytes, reply: str = "") -> None:
+    async def _publish(
+        self, subject: str, data: bytes, reply: str = "", headers: Headers = NO_HEADERS
+    ) -> None:
         with translated():
-            await self._client.publish(subject, data, reply=reply)
+            await self._client.publish(subject, data, reply=reply, headers=dict(headers) or None)
 
     async def _respond(self, reply: str, data: bytes, word_to: str) -> None:
         await self._publish(reply, data, word_to)
@@ -208,7 +211,7 @@ class NatsBus:
 
     async def _subscribe(self, subject: str, queue: str, take: Callable[[Inbound], None]) -> _Subscription:
         async def on_message(message: Msg) -> None:
-            take(Inbound(message.subject, message.data, message.reply))
+            take(Inbound(message.subject, message.data, message.reply, message.headers or NO_HEADERS))
 
         with translated():
             subscription = await self._client.subscribe(

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from shared.io.bus import Stream
-from shared.protocol.errors import BlockMissing, DeadlineExceeded, Internal, Invalid, Overloaded, Unavailable
+from shared.io.bus import Stream, received_headers, sent_headers
+from shared.protocol.errors import (
+    BlockMissing,
+    DeadlineExceeded,
+    Internal,
+    Invalid,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+)
 from shared.protocol.wire import Undecoded, decode, encode
-from tests.support.fakes.bus_house import House, Other, Ping, Pong, pong
+from tests.support.fakes.bus_house import MAX_PAYLOAD_BYTES, House, Other, Ping, Pong, pong, sized
 from tests.support.until import until
 
 # -- asking ----------------------------------------------------------------------------------------------------------
@@ -235,3 +243,43 @@ async def test_unsubscribe_ends_delivery_and_may_be_repeated(house: House) -> No
     await bus.publish("count", Ping(2))
     await bus.flush()
     assert got == [1]
+
+
+# -- headers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_headers_travel_with_messages_and_requests_and_no_further(house: House) -> None:
+    got: list[dict[str, str]] = []
+
+    async def relay(ping: Ping) -> Pong:
+        got.append(dict(received_headers()))
+        await server.publish("news", ping)
+        return Pong(ping.n)
+
+    server, client = await house.bus(), await house.bus()
+    await server.subscribe("svc.ping", Ping, relay)
+    await client.subscribe_ordered("news", Ping, lambda _: got.append(dict(received_headers())))
+    with sent_headers({"traceparent": "00-ab-cd-01"}), sent_headers({"x-key": "ü and spaces"}):
+        await client.request("svc.ping", Ping(1), Pong, 5.0)
+        await client.publish("news", Ping(2))
+    await client.request("svc.ping", Ping(3), Pong, 5.0)
+    await until(lambda: len(got) == 5)
+    assert received_headers() == {}
+    assert got.count({"traceparent": "00-ab-cd-01", "x-key": "ü and spaces"}) == 2
+    assert got.count({}) == 3  # what the handler published, and all of the second request
+
+
+@pytest.mark.parametrize("headers", [{"a b": "x"}, {"": "x"}, {"a": "x\r\nb: y"}, {"a": " x"}, {"a": "x" * 5000}])
+def test_headers_that_cannot_travel_are_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(Invalid), sent_headers(headers):
+        raise AssertionError("never entered")
+
+
+async def test_headers_count_towards_the_largest_message(house: House) -> None:
+    bus = await house.bus()
+    fits = sized(Ping, MAX_PAYLOAD_BYTES)
+    await bus.publish("news", fits)
+    with sent_headers({"a": "b"}), pytest.raises(TooLarge):
+        await bus.publish("news", fits)
+    await bus.flush()
+    assert bus.connected
