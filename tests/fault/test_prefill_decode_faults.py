@@ -51,6 +51,8 @@ def test_and_3_5_no_fault_changes_a_token(seed: int) -> None:
     requests(world, 10)
     world.run()
     check_rest(world)
+    for node in (world.prefill, world.decode):
+        assert node.machine.counters["late_ignored"], "nothing came late or twice: this was no test"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -103,3 +105,4 @@ def test_few_pages_slow_things_down_but_nothing_more(seed: int) -> None:
     requests(world, 8)
     world.run()
     check_rest(world)
+    assert world.decode.machine.counters["preempted"], "there were pages enough: this was no test"
