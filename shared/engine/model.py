@@ -29,7 +29,7 @@ from shared.engine.paths.graphed import GraphedPath
 from shared.engine.paths.lean import LeanPath
 from shared.engine.pipeline.group import start_group
 from shared.engine.sampling.sampler import Sampler
-from shared.engine.steps import refusal
+from shared.engine.step_checks import refusal
 from shared.engine.weights import servable
 from shared.engine.weights import transformers as hf
 from shared.engine.weights.digest import weights_digest

@@ -24,7 +24,7 @@ from shared.dataplane.api import PageStore
 from shared.dataplane.memory.anonymous import Progress
 from shared.dataplane.memory.arena import Arena
 from shared.engine.api import EngineConfig
-from shared.engine.steps import refusal
+from shared.engine.step_checks import refusal
 from shared.engine.toy.choice import NoToken, pick, shape, toy_follower
 from shared.engine.toy.model import ScriptedFailure, Transcript, next_logits
 from shared.protocol.errors import Invalid
