@@ -70,7 +70,7 @@ def test_every_import_keeps_the_rules() -> None:
         ("tsukimi.cli", "shared.engine.load"),
         ("tsukimi.cli", "shared.dataplane.api"),
         ("shared.core.kv.pool", "time"),
-        ("shared.core.conductor.policies", "importlib"),
+        ("shared.core.conductor.placement_policies", "importlib"),
         ("shared.protocol.wire", "os.path"),
     ],
 )

@@ -28,11 +28,11 @@ def bench_prefix(
     """Time to first token with a long shared prefix: cold, and found in the pool."""
     from rich.console import Console
 
-    from tsukimi import bench as be
-    from tsukimi import where
+    from tsukimi import cluster_url
     from tsukimi.client import Client
+    from tsukimi.traffic import bench_prefix as be
 
-    client = Client(where.http_url(url, run_dir))
+    client = Client(cluster_url.http_url(url, run_dir))
     console = Console()
     try:
         report = be.run(client, model or client.first_model(), tokens, rounds, console)
@@ -80,9 +80,9 @@ def bench_serve(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Put load on any OpenAI-compatible server: times to first token and between tokens, throughput, failures."""
-    from tsukimi import where
-    from tsukimi.load import bench as load_bench
-    from tsukimi.load.settings import Load
+    from tsukimi import cluster_url
+    from tsukimi.traffic import bench_serve as load_bench
+    from tsukimi.traffic.settings import Load
 
     if concurrency is not None and rate is not None:
         raise ToolError(
@@ -93,7 +93,7 @@ def bench_serve(
         concurrency=concurrency or 4, rate=rate or 0.0, seed=seed, warmup=warmup, chat=chat, ignore_eos=ignore_eos,
         ttft_slo_s=ttft_slo_s, tbt_slo_s=tbt_slo_s,
     )  # fmt: skip
-    load_bench.bench_serve(where.http_url(url, run_dir), api_key, load, json, wide_console())
+    load_bench.bench_serve(cluster_url.http_url(url, run_dir), api_key, load, json, wide_console())
 
 
 @bench.command(
@@ -119,8 +119,8 @@ def bench_stack(
     """Clusters of two threads in all, beside transformers' static generate with two. Starts its own clusters."""
     from rich.console import Console
 
-    from tsukimi.load import stack
-    from tsukimi.load.settings import Load
+    from tsukimi.traffic import bench_stack as stack
+    from tsukimi.traffic.settings import Load
 
     load = Load(
         model=model, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens,
@@ -140,8 +140,8 @@ def bench_handoff(
     """What sending the KVCache to another process costs: by layer, at the end, or not at all. Starts its own clusters."""
     from rich.console import Console
 
-    from tsukimi.load import handoff
-    from tsukimi.load.settings import Load
+    from tsukimi.traffic import bench_handoff as handoff
+    from tsukimi.traffic.settings import Load
 
     load = Load(model=model, requests=1, input_tokens=tokens, output_tokens=8, ignore_eos=True)
     handoff.bench_handoff(load, dtype, rounds, json, Console())

@@ -101,11 +101,11 @@ def status(
     """Show every node: stage, load, KV blocks, hit rate."""
     import asyncio
 
+    from tsukimi import cluster_url
     from tsukimi import status as st
-    from tsukimi import where
 
     _log_nothing()
-    found = asyncio.run(st.ask(where.nats_url(nats_url, run_dir)))
+    found = asyncio.run(st.ask(cluster_url.nats_url(nats_url, run_dir)))
     if json:
         typer.echo(st.to_json(found))
     else:
@@ -127,10 +127,10 @@ def chat(
     from rich.console import Console
 
     from tsukimi import chat as ch
-    from tsukimi import where
+    from tsukimi import cluster_url
     from tsukimi.client import Client
 
-    client = Client(where.http_url(url, run_dir))
+    client = Client(cluster_url.http_url(url, run_dir))
     options: dict[str, float] = {"max_tokens": max_tokens}
     if temperature is not None:
         options["temperature"] = temperature

@@ -23,7 +23,7 @@ from shared.core.cache.config import CacheConfig
 from shared.core.conductor import events as conductor_events
 from shared.core.conductor import machine as conductor
 from shared.core.conductor.decode_policies import DECODE_POLICIES
-from shared.core.conductor.policies import POLICIES
+from shared.core.conductor.placement_policies import POLICIES
 from shared.core.kv import block_events
 from shared.core.machine import Command, Event, MachineMade
 from shared.core.request import events as request_events

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 
 import structlog
 
-from services.cache_node.backend import MachineBackend
 from services.cache_node.config import CacheNodeConfig
+from services.cache_node.pool_backend import MachineBackend
 from shared.core.cache import events as c
 from shared.core.cache.config import CacheConfig
 from shared.core.cache.machine import CacheCommand, CacheEvent, CacheMachine
@@ -18,7 +18,7 @@ from shared.core.machine import Ticked
 from shared.dataplane.endpoint import Endpoint, EndpointOptions
 from shared.dataplane.memory.anonymous import TOUCH_STRIDE_BYTES, Memory, Progress
 from shared.dataplane.memory.arena import Arena
-from shared.dataplane.memory.home import Home
+from shared.dataplane.memory.endpoint_memory import Home
 from shared.dataplane.wire.hello import Identity, describe
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError

@@ -26,7 +26,7 @@ from shared.core.conductor.events import (
     SnapshotArrived,
 )
 from shared.core.conductor.machine import ConductorEvent, ConductorMachine
-from shared.core.conductor.policies import POLICIES
+from shared.core.conductor.placement_policies import POLICIES
 from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
 from shared.io.config import ConfigError

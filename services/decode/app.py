@@ -15,7 +15,7 @@ from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import ReserveRequest
-from shared.worker_node.landings import Landings
+from shared.worker_node.landing_events import Landings
 from shared.worker_node.node import Node
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from shared.dataplane.api import LandingCommit, PutGrant, ReadGrant
+from shared.dataplane.api import LandingCommit
 from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
 from shared.dataplane.memory.arena import Arena
+from shared.dataplane.pool_backend import PutGrant, ReadGrant
 from shared.dataplane.wire.checksums import block_checksum, slice_checksums
 from shared.dataplane.wire.hello import Identity
 from shared.protocol.ids import BlockKey, LandingId, NodeRef, new_incarnation

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from shared.dataplane.api import FetchResult, LandingCommit, LandingStats, PoolBackend
+from shared.dataplane.api import FetchResult, LandingCommit, LandingStats
 from shared.dataplane.client.connecting import Dialer
 from shared.dataplane.client.fetching import Fetch
 from shared.dataplane.client.outgoing import OutgoingPut, OutgoingStream
 from shared.dataplane.client.peers import PeerOptions, Peers
 from shared.dataplane.faults import Faults
 from shared.dataplane.memory.arena import Arena
-from shared.dataplane.memory.home import Home
+from shared.dataplane.memory.endpoint_memory import Home
+from shared.dataplane.pool_backend import PoolBackend
 from shared.dataplane.server.arrivals import Arrivals
 from shared.dataplane.server.handoffs import HandoffEnding, Handoffs
 from shared.dataplane.server.server import Server, Serving

@@ -1,7 +1,7 @@
 """A metric: a prefill service that counts the hand-offs it began. Nothing else has to know of it.
 
 The counters travel in the node's heartbeats. The gateway has no row for them, so its /metrics shows them as
-tsukimi_node_other_total{counter="..."}. A row in services/gateway/generation/node_metrics.py gives one a name of its own.
+tsukimi_node_other_total{counter="..."}. A row in the gateway's node_metrics.py gives one a name of its own.
 
 tsukimi up --model toy --use prefill=tests.examples.metric
 curl -s http://127.0.0.1:8000/metrics | grep handoffs_opened

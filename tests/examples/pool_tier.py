@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.dataplane.api import PoolBackend, PutGrant, ReadGrant
 from shared.dataplane.memory.arena import Arena
+from shared.dataplane.pool_backend import PoolBackend, PutGrant, ReadGrant
 from shared.dataplane.wire.checksums import block_checksum, slice_checksums
 from shared.protocol.ids import BlockKey, LandingId
 

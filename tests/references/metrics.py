@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.gateway.generation.metrics import Metrics
-from services.gateway.generation.node_metrics import LOADS, OTHER, ROWS, UP, NodeMetric
+from services.gateway.generation.metrics.node_metrics import LOADS, OTHER, ROWS, UP, NodeMetric
+from services.gateway.generation.metrics.request_metrics import Metrics
 from tests.references.table import code, page, table
 
 ABOUT = """\

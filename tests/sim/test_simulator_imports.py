@@ -25,7 +25,7 @@ VOCABULARY = {
 }  # fmt: skip
 SETTINGS = {
     "shared.core.cache.config", "shared.core.conductor.objectives", "shared.core.costs.links",
-    "shared.core.worker.config", "shared.core.conductor.policies", "shared.core.conductor.decode_policies",
+    "shared.core.worker.config", "shared.core.conductor.placement_policies", "shared.core.conductor.decode_policies",
 }  # fmt: skip
 PHYSICS = {
     "shared.core.costs.model", "shared.core.costs.presets", "shared.core.kv.block_keys", "shared.core.kv.block_events",

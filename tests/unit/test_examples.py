@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.generation.metrics import Metrics
+from services.gateway.generation.metrics.request_metrics import Metrics
 from services.prefill.config import Config as PrefillConfig
 from shared.core.conductor.membership import Member
 from shared.core.kv.eviction import POLICIES, PageUse

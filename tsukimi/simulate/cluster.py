@@ -22,7 +22,7 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.machine import ConductorMachine
 from shared.core.conductor.objectives import Objectives
-from shared.core.conductor.policies import POLICIES
+from shared.core.conductor.placement_policies import POLICIES
 from shared.core.costs.links import Links
 from shared.core.costs.presets import PRESETS
 from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted, snapshot_parts

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from services.gateway.api import openai_schemas as shapes
+from services.gateway.api import openai_response_objects as shapes
 from services.gateway.api.answer import TokenEntry, Update, Usage
 from services.gateway.api.request import GenerateRequest
 from shared.core.kv.block_keys import unpack_tokens

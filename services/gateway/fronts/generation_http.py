@@ -17,7 +17,7 @@ from services.gateway.fronts.connection import Connection
 from services.gateway.fronts.streaming import chunks_of
 from services.gateway.generation.gateway import Gateway
 from services.gateway.generation.generation import Generation
-from services.gateway.generation.metrics import Tracked
+from services.gateway.generation.metrics.request_metrics import Tracked
 from shared.protocol.errors import Cancelled, Internal, TsukimiError
 
 log = structlog.get_logger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from services.gateway.api.errors import error_object
-from services.gateway.api.openai_schemas import Answer
+from services.gateway.api.openai_response_objects import Answer
 from shared.protocol.errors import TsukimiError
 
 HEADERS = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from services.gateway.api.openai_response_objects import Answer
 from services.gateway.api.openai_responses import Answers
-from services.gateway.api.openai_schemas import Answer
 from services.gateway.generation.generation import Generation
-from services.gateway.generation.metrics import Tracked
+from services.gateway.generation.metrics.request_metrics import Tracked
 
 
 async def chunks_of(

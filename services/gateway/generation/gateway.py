@@ -22,7 +22,7 @@ from services.gateway.api.validate import Checked, check_body, complete
 from services.gateway.config import GatewayConfig
 from services.gateway.generation.cluster import Cluster, LoadText, ServedModel
 from services.gateway.generation.generation import Generation, Owner
-from services.gateway.generation.metrics import Metrics, Tracked
+from services.gateway.generation.metrics.request_metrics import Metrics, Tracked
 from services.gateway.generation.node_client import NodeClient
 from shared.core.machine import BusLost, Event
 from shared.core.request import events as ev

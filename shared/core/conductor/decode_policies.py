@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.core.conductor.policies import PolicyOptions
+from shared.core.conductor.placement_policies import PolicyOptions
 from shared.core.costs.model import compute_s, load_s, step_s
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import Invalid

@@ -30,7 +30,7 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.membership import Change, Membership
 from shared.core.conductor.node_registry import NodeRegistry
-from shared.core.conductor.policies import Policy, PolicyOptions, policy_named
+from shared.core.conductor.placement_policies import Policy, PolicyOptions, policy_named
 from shared.core.conductor.scheduler import Scheduler
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.protocol.errors import TsukimiError

@@ -17,7 +17,7 @@ from shared.core.conductor.decode_policies import (
 )
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.node_registry import ModelGroup, NodeRegistry, NodeState, usable
-from shared.core.conductor.policies import Policy
+from shared.core.conductor.placement_policies import Policy
 from shared.core.conductor.policy_view import Candidate, Decision, PolicyView
 from shared.core.conductor.prefix_sources import best_cache, pool_for, sources_for
 from shared.core.kv.block_keys import blocks_for, reusable_blocks

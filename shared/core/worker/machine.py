@@ -23,7 +23,7 @@ from shared.core.worker.attempts import AttemptTable
 from shared.core.worker.computing.computation import Computation
 from shared.core.worker.computing.predictions import Predictions
 from shared.core.worker.config import WorkerConfig
-from shared.core.worker.laws import check_attempts, check_pages, check_step
+from shared.core.worker.invariants import check_attempts, check_pages, check_step
 from shared.core.worker.outbox import Outbox
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import StepDone, StepFailed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from shared.dataplane.memory.home import Home
+from shared.dataplane.memory.endpoint_memory import Home
 from shared.dataplane.transports.base import Connection, PeerLost, Transport
 from shared.dataplane.wire.frames import Hello, Rejected, Welcome
 from shared.dataplane.wire.hello import Identity

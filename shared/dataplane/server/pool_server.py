@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import structlog
 from msgspec import Struct
 
-from shared.dataplane.api import CommitReply, PoolBackend, PutGrant, ReadGrant
+from shared.dataplane.api import CommitReply
 from shared.dataplane.memory.arena import Arena
+from shared.dataplane.pool_backend import PoolBackend, PutGrant, ReadGrant
 from shared.dataplane.server.incoming import Incoming
 from shared.dataplane.server.landing import Landing, LandingTable, Reply
 from shared.dataplane.transports.base import Connection

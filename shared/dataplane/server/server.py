@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
-from shared.dataplane.api import PoolBackend
 from shared.dataplane.memory.arena import Arena
-from shared.dataplane.memory.home import Home
+from shared.dataplane.memory.endpoint_memory import Home
+from shared.dataplane.pool_backend import PoolBackend
 from shared.dataplane.server.arrivals import Arrivals
 from shared.dataplane.server.incoming import Incoming
 from shared.dataplane.server.landing import LandingTable

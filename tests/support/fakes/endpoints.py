@@ -8,11 +8,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from shared.dataplane.api import PutGrant, ReadGrant
 from shared.dataplane.endpoint import Endpoint, EndpointOptions
 from shared.dataplane.faults import Faults
 from shared.dataplane.memory.arena import Arena, Order
-from shared.dataplane.memory.home import Home
+from shared.dataplane.memory.endpoint_memory import Home
+from shared.dataplane.pool_backend import PutGrant, ReadGrant
 from shared.dataplane.transports.base import Timeouts
 from shared.dataplane.wire.hello import Identity
 from shared.protocol.ids import BlockKey, LandingId, new_incarnation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.core.conductor.policies import KVCacheCentric, PolicyOptions
+from shared.core.conductor.placement_policies import KVCacheCentric, PolicyOptions
 from shared.core.conductor.policy_view import Decision, PolicyView
 
 

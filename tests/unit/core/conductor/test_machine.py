@@ -15,7 +15,7 @@ from shared.core.conductor.events import (
     SnapshotArrived,
 )
 from shared.core.conductor.objectives import Objectives
-from shared.core.conductor.policies import POLICIES
+from shared.core.conductor.placement_policies import POLICIES
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.protocol.cluster import BlockSnapshotPart, NodeInfo
 from tests.support.worlds.cluster_of import BLOCK_TOKENS, COST, LAYOUT, SPEC, ClusterOf, keys, names, ref

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from tests.support.processes.pacing_server import MODEL, PacingServer, Plan, pacing_server
 from tsukimi.cli import app
 from tsukimi.errors import ToolError
-from tsukimi.load.bench import bench_serve
-from tsukimi.load.settings import Load, arrivals
+from tsukimi.traffic.bench_serve import bench_serve
+from tsukimi.traffic.settings import Load, arrivals
 
 SMALL: dict[str, Any] = {"requests": 6, "input_tokens": 40, "output_tokens": 3}
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.core.conductor.policies import POLICIES, KVCacheCentric, PolicyOptions, policy_named
+from shared.core.conductor.placement_policies import POLICIES, KVCacheCentric, PolicyOptions, policy_named
 from shared.core.conductor.policy_view import Candidate, Decision, PolicyView
 from shared.core.costs.links import Links
 from shared.core.costs.model import prefill_s, transfer_s

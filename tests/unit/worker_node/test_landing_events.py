@@ -17,7 +17,7 @@ from shared.dataplane.api import LandingCommit
 from shared.protocol.handoff import HandoffInfo
 from shared.protocol.sampling import TokenLogprob
 from shared.protocol.wire import encode
-from shared.worker_node.landings import Landings, ending
+from shared.worker_node.landing_events import Landings, ending
 from tests.support.fakes.endpoints import LAYOUT, eventually, site
 
 LANDING = b"l" * 16

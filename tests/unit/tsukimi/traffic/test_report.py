@@ -5,9 +5,9 @@ import json
 
 from rich.console import Console
 
-from tsukimi.load.asking import Sample
-from tsukimi.load.report import show, summarise, to_json
-from tsukimi.load.settings import Load
+from tsukimi.traffic.asking import Sample
+from tsukimi.traffic.report import show, summarise, to_json
+from tsukimi.traffic.settings import Load
 
 LOAD = Load(model="m", requests=4)
 

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.gateway.generation.generation import Generation
-from services.gateway.generation.node_metrics import LOADS, ROWS, UP, NodeMetric, node_metric
+from services.gateway.generation.metrics.node_metrics import LOADS, ROWS, UP, NodeMetric, node_metric
 from shared.core.conductor.membership import Member
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, Unavailable
 

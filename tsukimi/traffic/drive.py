@@ -10,9 +10,9 @@ from collections.abc import Callable
 import httpx
 
 from tsukimi.client import Client, Failed, Outcome, http_options
-from tsukimi.load.asking import Sample, ask
-from tsukimi.load.settings import Load, arrivals
 from tsukimi.prompts import never_seen, text, words_for
+from tsukimi.traffic.asking import Sample, ask
+from tsukimi.traffic.settings import Load, arrivals
 
 Told = Callable[[Sample], None]
 

@@ -17,11 +17,11 @@ from rich.table import Table
 
 from tsukimi.client import Client, http_options
 from tsukimi.errors import ToolError
-from tsukimi.load.asking import Sample, ask
-from tsukimi.load.clusters import cluster
-from tsukimi.load.drive import fitting_words
-from tsukimi.load.settings import Load
 from tsukimi.prompts import never_seen, text
+from tsukimi.traffic.asking import Sample, ask
+from tsukimi.traffic.clusters import cluster
+from tsukimi.traffic.drive import fitting_words
+from tsukimi.traffic.settings import Load
 
 LOCAL = "local"
 TOPOLOGIES = {

@@ -17,8 +17,16 @@ from services.decode.app import DecodeNode
 from services.decode.config import Config as DecodeConfig
 from services.gateway.app import GatewayApp
 from services.gateway.config import GatewayConfig
-from services.gateway.generation.metrics import Metrics, NodeCollector
-from services.gateway.generation.node_metrics import LOADS, OTHER, ROWS, UNITS, UP, NodeMetric, node_metric
+from services.gateway.generation.metrics.node_metrics import (
+    LOADS,
+    OTHER,
+    ROWS,
+    UNITS,
+    UP,
+    NodeMetric,
+    node_metric,
+)
+from services.gateway.generation.metrics.request_metrics import Metrics, NodeCollector
 from services.prefill.app import PrefillNode
 from services.prefill.config import Config as PrefillConfig
 from shared.core.cache import machine as cache

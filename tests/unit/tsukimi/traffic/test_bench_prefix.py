@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tsukimi.bench import Sample, summarise
 from tsukimi.errors import ToolError
+from tsukimi.traffic.bench_prefix import Sample, summarise
 
 
 def sample(kind: str, ttft_s: float, round_: int = 0) -> Sample:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from services.cache_node.app import lay_out
-from services.cache_node.backend import MachineBackend
+from services.cache_node.pool_backend import MachineBackend
 from shared.core.cache.config import CacheConfig
 from shared.core.cache.machine import CacheEvent, CacheMachine
-from shared.dataplane.api import PoolBackend
 from shared.dataplane.memory.anonymous import Memory
+from shared.dataplane.pool_backend import PoolBackend
 from shared.protocol.errors import Invalid, Refused, Unavailable
 from shared.protocol.model import KVLayout
 

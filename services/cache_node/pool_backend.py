@@ -10,7 +10,7 @@ from typing import Any
 from shared.core.cache import events as c
 from shared.core.cache.machine import CacheEvent
 from shared.core.kv.block_keys import KEY_BYTES
-from shared.dataplane.api import PutGrant, ReadGrant
+from shared.dataplane.pool_backend import PutGrant, ReadGrant
 from shared.protocol.errors import Invalid, Unavailable
 from shared.protocol.ids import BlockKey, LandingId
 

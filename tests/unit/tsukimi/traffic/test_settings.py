@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tsukimi.load.settings import Load, arrivals
+from tsukimi.traffic.settings import Load, arrivals
 
 
 def test_arrivals_are_of_the_seed_and_the_rate() -> None:

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from tsukimi.client import Client
 from tsukimi.errors import ToolError
-from tsukimi.load.asking import Sample
-from tsukimi.load.clusters import BenchCluster, cluster
-from tsukimi.load.drive import drive, fitting_words
-from tsukimi.load.report import summarise
-from tsukimi.load.settings import Load
 from tsukimi.prompts import never_seen
+from tsukimi.traffic.asking import Sample
+from tsukimi.traffic.clusters import BenchCluster, cluster
+from tsukimi.traffic.drive import drive, fitting_words
+from tsukimi.traffic.report import summarise
+from tsukimi.traffic.settings import Load
 
 TOPOLOGIES = {
     "colocated": ("--prefill", "0", "--decode", "1", "--threads", "2"),

@@ -9,7 +9,7 @@ import httpx
 from msgspec import Struct
 
 from tsukimi.client import Failed, Outcome, refused, take, unreachable
-from tsukimi.load.settings import Load
+from tsukimi.traffic.settings import Load
 
 
 class Sample(Struct, frozen=True):

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tsukimi.client import Client
 from tsukimi.errors import ToolError
-from tsukimi.load.asking import Sample
-from tsukimi.load.drive import drive, fitting_words
-from tsukimi.load.report import show, summarise, to_json
-from tsukimi.load.settings import Load
 from tsukimi.prompts import never_seen
+from tsukimi.traffic.asking import Sample
+from tsukimi.traffic.drive import drive, fitting_words
+from tsukimi.traffic.report import show, summarise, to_json
+from tsukimi.traffic.settings import Load
 
 
 def bench_serve(url: str, api_key: str, load: Load, json: Path | None, console: Console) -> None:

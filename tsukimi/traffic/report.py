@@ -9,9 +9,9 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from tsukimi.load.asking import Sample
-from tsukimi.load.settings import Load
 from tsukimi.simulate.measure import mean_of_longest, spread
+from tsukimi.traffic.asking import Sample
+from tsukimi.traffic.settings import Load
 
 Spread = dict[str, float] | None
 """mean, p50, p90 and p99 in seconds; None if there was nothing to measure."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tsukimi import status, where
+from tsukimi import cluster_url, status
 from tsukimi.errors import ToolError
 
 
@@ -26,7 +26,7 @@ class BenchCluster(Struct, frozen=True):
 
     def engine_s(self) -> dict[str, float]:
         """Seconds that each compute node's engine has computed since it started."""
-        nodes = asyncio.run(status.ask(where.nats_url("", self.run_dir))).nodes
+        nodes = asyncio.run(status.ask(cluster_url.nats_url("", self.run_dir))).nodes
         return {n.node: n.counters["engine_s"] for n in nodes if n.role in status.COMPUTE}
 
 
