@@ -115,7 +115,7 @@ def test_the_service_serves(terminal: Terminal) -> None:
     terminal.up(up, "--set conductor.inline_tokens=0")
     asked(terminal)
     wait_until(lambda: terminal.run(metrics).returncode == 0, 10, "the counter is in a heartbeat")
-    assert "tsukimi_node_total" in terminal.type(metrics)
+    assert "tsukimi_node_other_total" in terminal.type(metrics)
     explained = terminal.type(module.replace("MODULE", "myprefill") + " --help")
     assert "Configuration of the prefill service" in explained
 

@@ -80,7 +80,7 @@ async def test_kill_dash_nine_of_a_stage_under_load_changes_no_text(cluster: Lau
 
 def test_a_model_without_layers_is_refused_with_the_reason(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match="the toy engine has no layers"),
+        pytest.raises(AssertionError, match="the toy engine cannot be divided into stages"),
         launched(tmp_path / "run", "--model", "toy", "--prefill-stages", "2"),
     ):
         pass
