@@ -83,8 +83,15 @@ def test_a_breach_of_each_rule_is_found(module: str, imported: str) -> None:
 
 def test_torch_only_in_the_engine() -> None:
     assert not offenders("torch", "shared/engine", "shared/worker_node")
-    torch_free = ("shared/engine/api.py", "shared/engine/sampling/draw.py", "shared/engine/toy", "shared/text")
-    assert not [str(s) for s in PRODUCT if any(map(s.is_relative_to, torch_free)) and imports_package(s, "torch")]
+    torch_free = (
+        "shared/engine/api.py",
+        "shared/engine/sampling/draw.py",
+        "shared/engine/toy",
+        "shared/text",
+    )
+    assert not [
+        str(s) for s in PRODUCT if any(map(s.is_relative_to, torch_free)) and imports_package(s, "torch")
+    ]
 
 
 def test_transformers_and_tokenizers_only_where_models_and_texts_are() -> None:

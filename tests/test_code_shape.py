@@ -40,7 +40,9 @@ def test_no_function_takes_more_positional_parameters_than_a_reader_can_keep_apa
 
 
 def test_no_class_of_core_has_two_bases_of_the_project() -> None:
-    assert not [f"{source}: {name}" for source in sources("shared/core") for name in with_many_bases(tree(source))]
+    assert not [
+        f"{source}: {name}" for source in sources("shared/core") for name in with_many_bases(tree(source))
+    ]
 
 
 def test_the_checks_find_what_they_look_for() -> None:

@@ -37,7 +37,8 @@ def test_nothing_outside_is_referred_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["def test_pitfall_2_1_x", "(issue 2, bar 8)", "see bars 3", "fitted (paper D)", "as house.md says"]
+    "line",
+    ["def test_pitfall_2_1_x", "(issue 2, bar 8)", "see bars 3", "fitted (paper D)", "as house.md says"],
 )
 def test_a_reference_would_be_found(line: str) -> None:
     assert ELSEWHERE.search(line)

@@ -47,6 +47,8 @@ class NodeInfo(Struct, frozen=True, tag="node_info"):
     cost: CostCoefficients | None = None
     http: str = ""
     """A gateway's `host:port`."""
+    chunk_tokens: int = 0
+    """Most prompt tokens of one step; 0: unknown."""
 
 
 class NodeLoad(Struct, frozen=True, tag="node_load"):

@@ -27,14 +27,18 @@ class TsukimiError(Exception):
     code = "internal"
     retryable = False
 
-    def __init__(self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
 
     def to_wire(self) -> WireError:
-        return WireError(code=self.code, message=self.message, param=self.param, retry_after_s=self.retry_after_s)
+        return WireError(
+            code=self.code, message=self.message, param=self.param, retry_after_s=self.retry_after_s
+        )
 
 
 class Invalid(TsukimiError):

@@ -37,6 +37,9 @@ class BlockSource(Struct, frozen=True):
     holder: NodeRef
     first_block: int
     blocks: int
+    ready_in_s: float = 0.0
+    """They are being computed, and the holder is predicted to have them after so many seconds. A reader waits for them,
+    within reason (core.worker.transfers.patience_s). 0: it has them now."""
 
 
 class Prediction(Struct, frozen=True):
@@ -68,6 +71,8 @@ class Placement(Struct, frozen=True, tag="placement"):
     predicted: Prediction = Prediction()
     policy: str = ""
     reason: str = ""
+    tbt_limit_s: float = 0.0
+    """A decode node refuses the sequence if steps with it would be longer, once its KVCache is there; 0: never."""
 
 
 # -- decode: gateway -> decode node ----------------------------------------------------------------------------------

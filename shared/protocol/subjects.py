@@ -33,7 +33,8 @@ def encode(name: str) -> str:
     if not name:
         raise ValueError("a node name must not be empty")
     return "".join(
-        c if c.isascii() and (c.isalnum() or c in "-_") else "".join(f"={b:02x}" for b in c.encode()) for c in name
+        c if c.isascii() and (c.isalnum() or c in "-_") else "".join(f"={b:02x}" for b in c.encode())
+        for c in name
     )
 
 

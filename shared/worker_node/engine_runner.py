@@ -19,7 +19,6 @@ JOIN_S = 2.0
 log = structlog.get_logger(__name__)
 
 
-
 class _Step(Struct):
     command: RunStep
     on_layer: OnLayer | None

@@ -126,6 +126,7 @@ class Node(ABC):
             kv_blocks=self._engine.store.pages if self._engine is not None else 0,
             max_running=machine.worker.max_running if machine is not None else 0,
             max_waiting=machine.worker.max_waiting if machine is not None else 0,
+            chunk_tokens=machine.worker.chunk_tokens if machine is not None else 0,
             cost=machine.cost if machine is not None else None,
         )
 

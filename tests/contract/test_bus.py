@@ -269,7 +269,9 @@ async def test_headers_travel_with_messages_and_requests_and_no_further(house: H
     assert got.count({}) == 3  # what the handler published, and all of the second request
 
 
-@pytest.mark.parametrize("headers", [{"a b": "x"}, {"": "x"}, {"a": "x\r\nb: y"}, {"a": " x"}, {"a": "x" * 5000}])
+@pytest.mark.parametrize(
+    "headers", [{"a b": "x"}, {"": "x"}, {"a": "x\r\nb: y"}, {"a": " x"}, {"a": "x" * 5000}]
+)
 def test_headers_that_cannot_travel_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Invalid), sent_headers(headers):
         raise AssertionError("never entered")

@@ -210,7 +210,9 @@ def test_a_layer_is_in_the_pages_when_its_callback_comes(run: Sequences) -> None
         assert content == [run.content(page, layer) for page in pages]
 
 
-def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(run: Sequences) -> None:
+def test_a_step_whose_layers_nobody_wants_to_hear_of_is_void_and_the_next_one_is_right(
+    run: Sequences,
+) -> None:
     def on_layer(layer: int) -> None:
         raise OSError("nobody listens")
 

@@ -294,9 +294,7 @@ async def test_nobody_there_is_an_answer_not_an_exception(transport: str) -> Non
 @pytest.mark.parametrize(
     ("field", "value"), [("dtype", "bfloat16"), ("layers", 4), ("block_tokens", 8), ("kv_heads", 1)]
 )
-async def test_another_layout_is_refused_naming_both(
-    transport: str, field: str, value: object
-) -> None:
+async def test_another_layout_is_refused_naming_both(transport: str, field: str, value: object) -> None:
     other: KVLayout = msgspec.structs.replace(LAYOUT, **{field: value})
     async with site("p", transport, layout=other) as near, site("cache", transport) as far:
         far.endpoint.serve_pool(DictPool(4))

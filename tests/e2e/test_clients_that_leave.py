@@ -91,9 +91,7 @@ def test_a_client_that_takes_nothing_frees_the_only_slot(
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_a_websocket_that_is_gone_frees_the_only_slot(
-    house: Cluster, phase: Phase
-) -> None:
+async def test_a_websocket_that_is_gone_frees_the_only_slot(house: Cluster, phase: Phase) -> None:
     before = tokens_made(house)
     async with connect_socket(house.url.replace("http", "ws") + "/v1/stream") as client:
         await client.send(json.dumps({"kind": "completion"} | body_for(phase, True)))

@@ -35,9 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "body"), CASES)
-async def test_every_front_gives_the_same(
-    house: Cluster, kind: str, body: dict[str, Any]
-) -> None:
+async def test_every_front_gives_the_same(house: Cluster, kind: str, body: dict[str, Any]) -> None:
     first: Got | None = None
     for front in all_fronts(house.url, house.nats.url):
         got = await front.ask(kind, {"model": "toy"} | body)

@@ -7,7 +7,7 @@ tsukimi up --set conductor.decode_policy=tests.examples.decode_policy:FillOneFir
 from __future__ import annotations
 
 from shared.core.conductor.decode_policies import DecodeCandidate, DecodeView
-from shared.core.conductor.placement_policies import PolicyOptions
+from shared.core.conductor.policy_options import PolicyOptions
 
 
 class FillOneFirst:

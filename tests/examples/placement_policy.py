@@ -6,7 +6,7 @@ tsukimi up --policy tests.examples.placement_policy:StickyOrShortest
 
 from __future__ import annotations
 
-from shared.core.conductor.placement_policies import PolicyOptions
+from shared.core.conductor.policy_options import PolicyOptions
 from shared.core.conductor.policy_view import Decision, PolicyView
 
 

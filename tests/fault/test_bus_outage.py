@@ -83,7 +83,9 @@ async def test_after_an_outage_of_3_seconds_everything_is_subscribed_again(
     await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(m.n))
     left = await bus.subscribe_ordered("count", Ping, lambda m: ordered.append(-1))
     await lose(server, bus, kill=kill)
-    await until(lambda: states and not other.connected)  # the callback comes shortly after the connection is lost
+    await until(
+        lambda: states and not other.connected
+    )  # the callback comes shortly after the connection is lost
     assert states == [False]
     await left.unsubscribe()
     for n in range(10):

@@ -135,9 +135,7 @@ async def test_the_first_layout_stays_and_others_are_refused_loudly(one: Cluster
         assert (await foreign.endpoint.fetch(ref_of(one), NAMESPACE, KEYS[:1], [0])).blocks == 0
 
 
-async def test_a_writer_that_hangs_loses_its_put_to_the_next(
-    one: Cluster, transport: str
-) -> None:
+async def test_a_writer_that_hangs_loses_its_put_to_the_next(one: Cluster, transport: str) -> None:
     async with site("p", transport) as hanging, site("q", transport) as next_one:
         stream = await hanging.endpoint.open_put(ref_of(one), NAMESPACE, KEYS[:4])
         stream.write(0, [(0, 0)])

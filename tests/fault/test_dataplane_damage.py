@@ -88,9 +88,7 @@ async def test_a_connection_cut_in_a_transfer_fails_the_landing_and_the_stream(t
 
 
 @pytest.mark.parametrize(("fault", "word"), [(Fault(drop=True), "missing"), (Fault(corrupt=True), "corrupt")])
-async def test_a_fetch_ends_before_the_first_bad_block(
-    transport: str, fault: Fault, word: str
-) -> None:
+async def test_a_fetch_ends_before_the_first_bad_block(transport: str, fault: Fault, word: str) -> None:
     which = 2 * LAYOUT.layers + 1
     async with (
         site("p", transport) as writer,

@@ -70,16 +70,16 @@ async def test_kill_9_of_a_pool_is_a_miss(transport: str, tmp_path: Path) -> Non
             assert gone.error
 
 
-async def test_keys_are_equal_in_processes_with_other_hash_seeds(
-    transport: str, tmp_path: Path
-) -> None:
+async def test_keys_are_equal_in_processes_with_other_hash_seeds(transport: str, tmp_path: Path) -> None:
     """Blocks written under one PYTHONHASHSEED are found under others."""
     async with site("cache", transport, order="page", pages=64) as cache, site("q", transport) as near:
         cache.endpoint.serve_pool(DictPool(64))
         for seed, stored in (("1", len(PROMPT_KEYS)), ("2", 0)):
             target = cache.endpoint.ref
             with PeerProcess(tmp_path, "put", f"p{seed}", transport, target, PYTHONHASHSEED=seed) as writer:
-                said = await asyncio.to_thread(writer.line, "stored")  # in a thread, because the pool runs on this loop
+                said = await asyncio.to_thread(
+                    writer.line, "stored"
+                )  # in a thread, because the pool runs on this loop
                 assert said == {"stored": stored}
         result = await near.endpoint.fetch(
             cache.endpoint.ref, NAMESPACE, PROMPT_KEYS, range(len(PROMPT_KEYS))

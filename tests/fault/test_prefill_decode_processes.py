@@ -252,9 +252,7 @@ async def test_sigterm_finishes_short_answers_and_moves_long_ones(gateway: HandG
     assert gateway.cached(attempt) == known * BLOCK
 
 
-async def test_decoding_goes_on_while_the_bus_is_gone(
-    nats: NatsServer, gateway: HandGateway
-) -> None:
+async def test_decoding_goes_on_while_the_bus_is_gone(nats: NatsServer, gateway: HandGateway) -> None:
     gateway.workers.start("decode-0", model="toy:step_ms=5", gateway_lease_s=1.0)
     await gateway.ready("decode-0")
     attempt = await gateway.submit(prompt_of(20), 400, local=True)

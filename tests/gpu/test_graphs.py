@@ -107,7 +107,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def engine_with(folder: str, graph_rows: int) -> Engine:
     config = EngineConfig(
-        folder, "float16", kv_bytes=64 << 20, backend="flashinfer", graph_rows=graph_rows, staging_bytes=4 << 20
+        folder,
+        "float16",
+        kv_bytes=64 << 20,
+        backend="flashinfer",
+        graph_rows=graph_rows,
+        staging_bytes=4 << 20,
     )
     return load_engine(config, lambda what, fraction: None)
 

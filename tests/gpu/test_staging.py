@@ -33,7 +33,9 @@ class World:
         torch.cuda._sleep(BUSY_CYCLES // 50)
         pages = self.pages.layers[layer].view(torch.int16)
         generator = torch.Generator("cuda").manual_seed(100 * seed + layer)
-        pages.copy_(torch.randint(-30000, 30000, pages.shape, dtype=torch.int16, device="cuda", generator=generator))
+        pages.copy_(
+            torch.randint(-30000, 30000, pages.shape, dtype=torch.int16, device="cuda", generator=generator)
+        )
 
     def compute_all(self, seed: int) -> None:
         for layer in range(LAYOUT.layers):
@@ -107,10 +109,14 @@ def test_decoded_rows(world: World) -> None:
 
 def test_what_landed_is_there_for_what_is_computed_next(world: World) -> None:
     for layer, mirror in enumerate(world.mirror):
-        mirror.copy_(torch.randint(-30000, 30000, mirror.shape, generator=torch.Generator().manual_seed(layer)))
+        mirror.copy_(
+            torch.randint(-30000, 30000, mirror.shape, generator=torch.Generator().manual_seed(layer))
+        )
     order = [(5 * i) % PAGES for i in range(PAGES)]
     world.pages.prepare("a", order, filled=PAGES - 3)
-    seen = [layer.view(torch.int16) + 0 for layer in world.pages.layers]  # computed without waiting for anything
+    seen = [
+        layer.view(torch.int16) + 0 for layer in world.pages.layers
+    ]  # computed without waiting for anything
     landed, rest = order[: PAGES - 3], order[PAGES - 3 :]
     for layer, mirror in zip(seen, world.mirror, strict=True):
         assert torch.equal(layer[landed].cpu(), mirror[landed])

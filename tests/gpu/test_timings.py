@@ -44,9 +44,7 @@ def median_ms(work: Callable[[], object]) -> float:
 def batch_of(sequences: int, start: int, end: int) -> AttentionBatch:
     each, tokens = blocks_for(end, SHAPE.block_tokens), end - start
     return AttentionBatch(
-        tuple(
-            Span(start, end, tuple(range(i * each, (i + 1) * each)), i * tokens) for i in range(sequences)
-        )
+        tuple(Span(start, end, tuple(range(i * each, (i + 1) * each)), i * tokens) for i in range(sequences))
     )
 
 
@@ -67,17 +65,32 @@ def test_decode_steps_with_and_without_graphs(tmp_path: Path) -> None:
     pages = 32 * blocks_for(CONTEXT_TOKENS + 1, 16)
     began = torch.cuda.memory_allocated()
     twins = Twins(
-        folder, CudaCapture, FlashInferAttention, most=32, pages=pages, block=16, device="cuda", dtype=torch.bfloat16
+        folder,
+        CudaCapture,
+        FlashInferAttention,
+        most=32,
+        pages=pages,
+        block=16,
+        device="cuda",
+        dtype=torch.bfloat16,
     )
-    print(f"\n{torch.cuda.get_device_name()}; 16 layers of 1024, {(torch.cuda.memory_allocated() - began) >> 20} MiB")
+    print(
+        f"\n{torch.cuda.get_device_name()}; 16 layers of 1024, {(torch.cuda.memory_allocated() - began) >> 20} MiB"
+    )
     assert twins.graphed.captured == (1, 2, 4, 8, 12, 16, 24, 32)
     for sequences in (1, 4, 16, 32):
-        step = batch_of(sequences, CONTEXT_TOKENS, CONTEXT_TOKENS + 1), torch.arange(sequences), torch.arange(sequences)
+        step = (
+            batch_of(sequences, CONTEXT_TOKENS, CONTEXT_TOKENS + 1),
+            torch.arange(sequences),
+            torch.arange(sequences),
+        )
         with torch.inference_mode():
             graph, plain = (
                 median_ms(partial(path.logits, *step, None)) for path in (twins.graphed, twins.plain)
             )
-        print(f"decode step, {sequences:2} sequences of {CONTEXT_TOKENS}: {graph:.3f} ms captured, {plain:.3f} ms not")
+        print(
+            f"decode step, {sequences:2} sequences of {CONTEXT_TOKENS}: {graph:.3f} ms captured, {plain:.3f} ms not"
+        )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,9 @@ def test_attention_beside_torch_on_the_same_pages(what: str, sequences: int, sta
     batch = batch_of(sequences, start, end)
     pages = sequences * blocks_for(end, SHAPE.block_tokens)
     layer = torch.randn(pages, 2, 16, SHAPE.kv_heads, SHAPE.head_dim, dtype=torch.bfloat16, device="cuda")
-    queries = torch.randn(batch.tokens, SHAPE.query_heads, SHAPE.head_dim, dtype=torch.bfloat16, device="cuda")
+    queries = torch.randn(
+        batch.tokens, SHAPE.query_heads, SHAPE.head_dim, dtype=torch.bfloat16, device="cuda"
+    )
     keys, values = (
         torch.randn(batch.tokens, SHAPE.kv_heads, SHAPE.head_dim, dtype=torch.bfloat16, device="cuda")
         for _ in range(2)

@@ -92,10 +92,14 @@ def ten_blocks(at_ms: int) -> bytes:
 
 
 def test_blocks_are_hit_only_once_they_exist() -> None:
-    together = report(simulated([ten_blocks(0), ten_blocks(1)], prefill=2))
-    apart = report(simulated([ten_blocks(0), ten_blocks(60_000)], prefill=2))
-    assert together["cached_tokens"] == 0
-    assert apart["cached_tokens"] == 9 * 512
+    """The requests are 1 ms apart. Who recomputes hits nothing; who waits has its first token after the other's."""
+    recomputing = simulated([ten_blocks(0), ten_blocks(1)], prefill=2, policy="load_balance")
+    waiting = simulated([ten_blocks(0), ten_blocks(1)], prefill=2)
+    assert report(recomputing)["cached_tokens"] == 0
+    assert report(waiting)["cached_tokens"] == 9 * 512
+    first_s, second_s = (waiting.measures._ttft_s[number] for number in (0, 1))
+    assert second_s > first_s
+    assert report(simulated([ten_blocks(0), ten_blocks(60_000)], prefill=2))["cached_tokens"] == 9 * 512
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 131_072])

@@ -62,7 +62,12 @@ def test_the_simulator_has_no_scheduling_code_of_its_own(path: Path) -> None:
             else:
                 assert module in VOCABULARY | SETTINGS | PHYSICS, f"{path.name} imports {module}"
         else:
-            allowed_ones = ("shared.protocol", "shared.io.plugins", "tsukimi.simulate", "tsukimi.compiled.load")
+            allowed_ones = (
+                "shared.protocol",
+                "shared.io.plugins",
+                "tsukimi.simulate",
+                "tsukimi.compiled.load",
+            )
             assert module.startswith(allowed_ones), f"{path.name} imports {module}"
 
 

@@ -31,7 +31,9 @@ def body(prompt: str | Sequence[int], max_tokens: int, **options: Any) -> dict[s
     } | options  # fmt: skip
 
 
-async def complete(client: httpx.AsyncClient, prompt: str | Sequence[int], max_tokens: int, **options: Any) -> Answer:
+async def complete(
+    client: httpx.AsyncClient, prompt: str | Sequence[int], max_tokens: int, **options: Any
+) -> Answer:
     reply = await client.post("/v1/completions", json=body(prompt, max_tokens, **options), timeout=TIMEOUT)
     assert reply.status_code == 200, reply.text
     data = reply.json()
@@ -42,7 +44,9 @@ async def complete(client: httpx.AsyncClient, prompt: str | Sequence[int], max_t
     )  # fmt: skip
 
 
-async def stream(client: httpx.AsyncClient, prompt: str | Sequence[int], max_tokens: int, **options: Any) -> Answer:
+async def stream(
+    client: httpx.AsyncClient, prompt: str | Sequence[int], max_tokens: int, **options: Any
+) -> Answer:
     answer = Answer()
     await follow(client, body(prompt, max_tokens, **options), answer)
     return answer

@@ -72,7 +72,12 @@ def _compile(temp: Path) -> Path:
     paths = [path.as_posix() for path in sources.to_compile()]
     groups = [[path for path in paths if path.startswith(package)] for package in sources.PACKAGES]
     lib = temp / "lib"
-    command = [sys.executable, "-c", PROGRAM, json.dumps([groups, sources.OPTIMISE, str(lib), str(temp / "temp")])]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        json.dumps([groups, sources.OPTIMISE, str(lib), str(temp / "temp")]),
+    ]
     done = subprocess.run(command, cwd=temp, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotCompile(f"mypyc failed: {(done.stdout + done.stderr).strip()[-2000:]}")

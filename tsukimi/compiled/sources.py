@@ -31,8 +31,14 @@ LEFT_OUT = (
 def to_compile() -> list[Path]:
     """Modules that contain functions, relative to the root. Modules of messages are left out: msgspec makes their
     classes, and mypyc cannot."""
-    found = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [path for path in found if path.as_posix() not in LEFT_OUT and _compiles(ast.parse((ROOT / path).read_text()))]
+    found = [
+        path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    return [
+        path
+        for path in found
+        if path.as_posix() not in LEFT_OUT and _compiles(ast.parse((ROOT / path).read_text()))
+    ]
 
 
 def _compiles(module: ast.Module) -> bool:

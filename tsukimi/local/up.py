@@ -85,7 +85,10 @@ def fetch_model(model: str) -> str:
     except Invalid as missing:
         if model not in ALIASES and not looks_like_hub_id(model):
             raise ToolError(missing.message) from missing
-    if subprocess.run([sys.executable, "-m", "shared.engine.weights.fetch", model], check=False).returncode != 0:
+    if (
+        subprocess.run([sys.executable, "-m", "shared.engine.weights.fetch", model], check=False).returncode
+        != 0
+    ):
         raise ToolError(f"the model {model!r} cannot be had (see above).")
     return resolve_model(model).name
 

@@ -63,7 +63,12 @@ class Network:
         self._flows: dict[Flow, None] = {}
 
     def start(
-        self, now: float, links: tuple[SharedBandwidth, ...], size_bytes: float, done: Done, argument: Any = None
+        self,
+        now: float,
+        links: tuple[SharedBandwidth, ...],
+        size_bytes: float,
+        done: Done,
+        argument: Any = None,
     ) -> Flow:
         """A flow of no bytes is done at once, but never within this call."""
         flow = Flow(now, links, size_bytes, done, argument)

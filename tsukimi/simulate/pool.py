@@ -36,6 +36,8 @@ class SimulatedCache:
         self._timeline = timeline
         self._publish = publish
         self._names = 0
+        self._waiters: list[Callable[[], bool]] = []
+        """Readers of blocks that are not there yet. One that returns True has what it waited for."""
         self._reports = 0
 
     def info(self) -> NodeInfo:
@@ -74,7 +76,16 @@ class SimulatedCache:
 
     def commit_put(self, landing: LandingId, checksums: dict[int, int]) -> int:
         confirmed: ConfirmPut = self.feed(PutCommitted(landing, checksums))
+        if self._waiters and confirmed.stored:
+            self._waiters = [waiter for waiter in self._waiters if not waiter()]
         return confirmed.stored
+
+    def holds(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> bool:
+        return self.machine.holds(namespace, keys)
+
+    def wait(self, waiter: Callable[[], bool]) -> None:
+        """Call the waiter whenever blocks were stored, until it returns True."""
+        self._waiters.append(waiter)
 
     def abort_put(self, landing: LandingId) -> None:
         self.feed(PutAborted(landing))

@@ -23,6 +23,7 @@ from shared.core.worker.transfers import (
     OpenHandoff,
     OpenPoolWrite,
     PoolWriteEnded,
+    patience_s,
 )
 from shared.protocol.model import KVLayout
 from tsukimi.simulate.hosts import Hosts
@@ -174,7 +175,7 @@ class PoolWrite(Outflow):
 
 
 class Fetch:
-    """A run of blocks pulled from a cache node."""
+    """A run of blocks pulled from a cache node, which may have to wait until they are there."""
 
     def __init__(
         self,
@@ -186,14 +187,39 @@ class Fetch:
         cache: SimulatedCache,
     ) -> None:
         self._command = command
+        self._sizes = sizes
+        self._hosts, self._host = hosts, host
         self._timeline = hosts.timeline
         self._worker, self._cache = worker, cache
         self._began_s = hosts.timeline.now
-        lease, blocks = cache.open_read(command.namespace, command.keys)
+        self._opened = False
+        wait_s = patience_s(command.source)
+        if not self._try() and wait_s > 0.0:
+            cache.wait(self._try)
+            self._timeline.at(self._began_s + wait_s, self._waited)
+        elif not self._opened:
+            self._open()
+
+    def _try(self) -> bool:
+        """Open the read if all blocks are there, or if it is too late to wait for them."""
+        if not self._opened and self._cache.holds(self._command.namespace, self._command.keys):
+            self._open()
+        return self._opened
+
+    def _waited(self, _: Any) -> None:
+        if not self._opened:
+            self._open()
+
+    def _open(self) -> None:
+        self._opened = True
+        command = self._command
+        self._began_s = self._timeline.now
+        lease, blocks = self._cache.open_read(command.namespace, command.keys)
         if blocks:
-            hosts.start(cache.host, host, blocks * sizes.block_bytes, self._arrived, (lease, blocks))
+            size_bytes = blocks * self._sizes.block_bytes
+            self._hosts.start(self._cache.host, self._host, size_bytes, self._arrived, (lease, blocks))
         else:
-            hosts.timeline.send(worker, self._fetched(0))
+            self._timeline.send(self._worker, self._fetched(0))
 
     def _arrived(self, what: tuple[int, int]) -> None:
         lease, blocks = what

@@ -93,6 +93,7 @@ class SimulatedWorker:
             kv_blocks=worker.pages,
             max_running=worker.max_running,
             max_waiting=worker.max_waiting,
+            chunk_tokens=worker.chunk_tokens,
             cost=self._cost,
         )
 

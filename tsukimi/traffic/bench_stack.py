@@ -123,7 +123,9 @@ def _measured(running: BenchCluster, load: Load) -> tuple[float, dict[str, float
     report = summarise(running.url, load, samples)
     if report.failures:
         raise ToolError(f"requests failed: {report.failures}")
-    computed = {node: (after_s - before[node]) / report.seconds for node, after_s in running.engine_s().items()}
+    computed = {
+        node: (after_s - before[node]) / report.seconds for node, after_s in running.engine_s().items()
+    }
     return report.output_tokens_per_s, computed
 
 

@@ -92,7 +92,9 @@ class NatsFront:
 
     def _require_small(self, call: GenerateCall, message: Undecoded) -> None:
         if len(call.id) > REQUEST_ID_CHARS:
-            raise Invalid(f"id: {len(call.id)} characters; at most {REQUEST_ID_CHARS} are allowed", param="id")
+            raise Invalid(
+                f"id: {len(call.id)} characters; at most {REQUEST_ID_CHARS} are allowed", param="id"
+            )
         size_bytes, most_bytes = len(message.data), self._gateway.config.max_body_bytes
         if size_bytes > most_bytes:
             raise TooLarge(f"the call of {size_bytes} bytes exceeds the limit of {most_bytes} bytes")

@@ -182,6 +182,10 @@ class CacheMachine:
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
+    def holds(self, namespace: bytes, keys: tuple[BlockKey, ...]) -> bool:
+        """Whether a read of these would find them all now."""
+        return self.pool.peek(self._pool_keys(namespace, keys)) == len(keys)
+
     def _open_read(self, event: c.ReadOpened, now: float) -> list[Command]:
         counters = self.counters
         counters["reads"] += 1

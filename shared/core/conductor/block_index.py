@@ -116,7 +116,9 @@ class BlockIndex:
         for node, held in self._held.items():
             assert held == len(self._keys(node)), f"{node} does not hold the number of blocks counted"
         everybody = sum(self._names)
-        assert all(mask and not mask & ~everybody for mask in self._holders.values()), "no holder, or an unknown one"
+        assert all(mask and not mask & ~everybody for mask in self._holders.values()), (
+            "no holder, or an unknown one"
+        )
         assert len(self._holders) <= self.max_blocks, "more than max_blocks entries"
         assert self._bits.keys() == self._held.keys(), "a node has no bit"
         assert {bit: node for node, bit in self._bits.items()} == self._names, "two nodes share a bit"

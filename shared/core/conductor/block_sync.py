@@ -130,7 +130,9 @@ class BlockSync:
 
     def check(self) -> None:
         self.index.check()
-        assert self.behind.keys() == {n for n, s in self._streams.items() if not s.synced}, "`behind` is wrong"
+        assert self.behind.keys() == {n for n, s in self._streams.items() if not s.synced}, (
+            "`behind` is wrong"
+        )
         for node, stream in self._streams.items():
             assert all(seq > stream.seq for seq in stream.kept), f"{node}: applied events are kept"
             assert not (stream.synced and stream.kept), f"{node}: in step, but events are kept"

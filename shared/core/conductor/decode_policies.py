@@ -1,7 +1,7 @@
-"""Which decode node goes on with a prompt, behind one protocol, and whether it had better prefill the prompt itself.
+"""Which decode node goes on with a prompt, behind one protocol.
 
 A decode policy sees the decode nodes that could take the sequence, and names one. It is pure: the same view gives the
-same choice. It is not asked where a decode node prefills by itself: there the least predicted TTFT decides (InlineRule).
+same choice. It is not asked where the placement policy chose a decode node itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.core.conductor.placement_policies import PolicyOptions
-from shared.core.costs.model import compute_s, load_s, step_s
+from shared.core.conductor.policy_options import PolicyOptions
+from shared.core.costs.model import step_s
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
@@ -20,7 +20,16 @@ from shared.protocol.ids import NodeRef
 class DecodeCandidate:
     """A decode node that could take the sequence now."""
 
-    __slots__ = ("cost", "free_blocks", "host", "kv_tokens", "local_blocks", "ref", "requests")
+    __slots__ = (
+        "cost",
+        "free_blocks",
+        "host",
+        "kv_tokens",
+        "local_blocks",
+        "most_running",
+        "ref",
+        "requests",
+    )
 
     def __init__(
         self,
@@ -31,6 +40,7 @@ class DecodeCandidate:
         kv_tokens: int,
         free_blocks: int,
         local_blocks: int,
+        most_running: int = 0,
     ) -> None:
         self.ref = ref
         self.host = host
@@ -42,6 +52,8 @@ class DecodeCandidate:
         self.free_blocks = free_blocks
         self.local_blocks = local_blocks
         """Leading blocks of the prompt that its own memory or its host's cache nodes hold."""
+        self.most_running = most_running
+        """Most sequences of one step; 0: unlimited. More than that wait and make no step longer."""
 
 
 @dataclass(slots=True)
@@ -76,7 +88,9 @@ class LeastTbt:
         return min(view.with_room(), key=view.tbt_s)
 
 
-DECODE_POLICIES: dict[str, Callable[[PolicyOptions], DecodePolicy]] = {"least_tbt": lambda options: LeastTbt()}
+DECODE_POLICIES: dict[str, Callable[[PolicyOptions], DecodePolicy]] = {
+    "least_tbt": lambda options: LeastTbt()
+}
 """By name. Each makes a policy from the options."""
 
 
@@ -91,27 +105,9 @@ def decode_policy_named(name: str, options: PolicyOptions) -> DecodePolicy:
 
 
 def predicted_tbt_s(candidate: DecodeCandidate, prompt_tokens: int) -> float:
-    """One step of its batch with this sequence in it."""
-    return step_s(candidate.cost, candidate.requests + 1, candidate.kv_tokens + prompt_tokens)
-
-
-@dataclass(slots=True, frozen=True)
-class InlineRule:
-    """When a decode node prefills by itself: few tokens are left to compute, so that the batch it runs hardly waits."""
-
-    max_tokens: int = 64
-    """0: never, while there are prefill nodes."""
-    tbt_slo_s: float = 0.0
-    """Step time that an inlined prefill must not push the batch over; 0: none."""
-
-    def ttft_s(self, candidate: DecodeCandidate, prompt_tokens: int, block_tokens: int) -> float:
-        """Predicted time to first token of a prefill inlined into the candidate's batch; infinite: do not."""
-        cached = candidate.local_blocks * block_tokens
-        left = prompt_tokens - cached
-        if left > self.max_tokens:
-            return float("inf")
-        wait_s = step_s(candidate.cost, candidate.requests, candidate.kv_tokens) if candidate.requests else 0.0
-        own_s = compute_s(candidate.cost, cached, left)
-        if self.tbt_slo_s > 0.0 and wait_s + own_s > self.tbt_slo_s:
-            return float("inf")
-        return wait_s + load_s(candidate.cost, cached) + own_s
+    """One step of its batch with this sequence in it. At most `most_running` sequences are in one step."""
+    requests, kv_tokens = candidate.requests + 1, candidate.kv_tokens + prompt_tokens
+    most = candidate.most_running
+    if most and requests > most:
+        requests, kv_tokens = most, kv_tokens * most // requests
+    return step_s(candidate.cost, requests, kv_tokens)

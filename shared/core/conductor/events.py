@@ -21,6 +21,9 @@ class ConductorConfig(Struct, frozen=True):
     """A name in core.conductor.policies.POLICIES, or `module:Class`."""
     balancing_threshold: float = 1.0
     """A prefix elsewhere is pulled if it is more than this many times as long as the local one (at least 1)."""
+    patience: float = 1.5
+    """A prompt waits for a prefill under way that computes its prefix, if its first token comes at most so many times as
+    late."""
     seed: int = 0
     """For policies that draw lots."""
     objectives: Objectives = Objectives()
@@ -35,6 +38,8 @@ class ConductorConfig(Struct, frozen=True):
     stale_s: float = 5.0
     """A load report older than this says nothing."""
     index_blocks: int = 4_000_000
+    decisions_kept: int = 1000
+    """How many of the latest decisions can be explained."""
     decode_policy: str = "least_tbt"
     """A name in core.conductor.decode_policies.DECODE_POLICIES, or `module:Class`."""
 

@@ -91,6 +91,13 @@ class LoadEstimate:
         if now + PENDING_S < self.settled_until_s:
             self.settled_until_s = now + PENDING_S
 
+    def released(self, attempt: AttemptId, now: float) -> None:
+        """Take an assignment back. Harmless if there is none, or if it is reported already."""
+        assignment = self._pending.pop(attempt, None)
+        if assignment is not None:
+            self.busy_until_s -= assignment.work_s
+            self._count(now)
+
     def queue_s(self, now: float) -> float:
         """Predicted seconds until work assigned now would start. It shrinks as time passes."""
         return max(0.0, self.busy_until_s - now)

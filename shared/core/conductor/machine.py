@@ -30,7 +30,8 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.membership import Change, Membership
 from shared.core.conductor.node_registry import NodeRegistry
-from shared.core.conductor.placement_policies import Policy, PolicyOptions, policy_named
+from shared.core.conductor.placement_policies import Policy, policy_named
+from shared.core.conductor.policy_options import PolicyOptions
 from shared.core.conductor.scheduler import Scheduler
 from shared.core.machine import BusFound, BusLost, Ticked
 from shared.protocol.errors import TsukimiError
@@ -59,7 +60,7 @@ class ConductorMachine:
     """Events in, commands out; every PlaceAsked is answered at once."""
 
     def __init__(self, config: ConductorConfig, policy: Policy | None = None) -> None:
-        options = PolicyOptions(config.balancing_threshold, config.seed)
+        options = PolicyOptions(config.balancing_threshold, config.seed, config.patience)
         self.config = config
         self.membership = Membership(config.lost_after_s)
         self.index = BlockIndex(config.index_blocks)
@@ -97,7 +98,9 @@ class ConductorMachine:
         commands = self._changed(changes, now) if changes else []
         member = self.membership.get(load.node)
         if member is not None and member.load is load:  # neither outdated nor another life's
-            self.registry.reported(load, now)
+            node_state = self.registry.reported(load, now)
+            if node_state is not None:
+                self._scheduler.forecast.reported(node_state, load, now)
         self.streams.heartbeat(load.node, load.incarnation, load.block_events_seq, now)
         if self.streams.behind or self.membership.strangers:
             commands += self._wishes(now)
@@ -136,6 +139,7 @@ class ConductorMachine:
         self.membership.check()
         self.streams.check()
         self.registry.check()
+        self._scheduler.forecast.check()
 
     @property
     def let_through(self) -> int:
@@ -183,7 +187,9 @@ class ConductorMachine:
                 self.streams.opened(change.ref.node, change.ref.incarnation)
             elif change.kind in ("left", "lost"):
                 self.streams.closed(change.ref.node)
-        for ref in self.registry.rebuild(self.membership):
+        foreign = self.registry.rebuild(self.membership)
+        self._scheduler.forecast.keep(self.registry.node_states())
+        for ref in foreign:
             commands.append(
                 NoticeNode(ref=ref, what="foreign", detail="its KVCache does not fit its model's others")
             )

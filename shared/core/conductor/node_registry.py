@@ -97,6 +97,7 @@ class NodeRegistry:
         self._stale_s = stale_s
         self._prior = prior
         self._nodes: dict[tuple[NodeId, Incarnation], NodeState] = {}
+        self._named: dict[NodeId, NodeState] = {}
         self._foreign: set[tuple[NodeId, Incarnation]] = set()
         self.groups: dict[str, ModelGroup] = {}
         self.caches: list[NodeState] = []
@@ -122,6 +123,7 @@ class NodeRegistry:
                 foreign[life] = member.ref
         fresh = [ref for life, ref in foreign.items() if life not in self._foreign]
         self._nodes, self._foreign = node_states, set(foreign)
+        self._named = {node: node_state for (node, _), node_state in node_states.items()}
         for node_state in node_states.values():
             caches = [c.node for c in self.caches_on.get(node_state.host, ()) if c is not node_state]
             node_state.nearby = (node_state.node, *caches)
@@ -130,19 +132,31 @@ class NodeRegistry:
     def node_state(self, node: NodeId, incarnation: Incarnation) -> NodeState | None:
         return self._nodes.get((node, incarnation))
 
-    def reported(self, load: NodeLoad, now: float) -> None:
-        """Take over a member's newest load. Ignored if the life is not registered."""
+    def named(self, node: NodeId) -> NodeState | None:
+        """The registered life of a node, whatever its model."""
+        return self._named.get(node)
+
+    def node_states(self) -> list[NodeState]:
+        return list(self._nodes.values())
+
+    def reported(self, load: NodeLoad, now: float) -> NodeState | None:
+        """Take over a member's newest load. Returns its node, or None if the life is not registered."""
         node_state = self._nodes.get((load.node, load.incarnation))
         if node_state is not None:
             node_state.heard(load)
             node_state.estimate.reported(load, now)
+        return node_state
 
     def check(self) -> None:
         for node_state in self._nodes.values():
             node_state.estimate.check()
-        enrolled = [p for group in self.groups.values() for p in (*group.prefills, *group.decodes)] + self.caches
+        enrolled = [
+            p for group in self.groups.values() for p in (*group.prefills, *group.decodes)
+        ] + self.caches
         assert len(enrolled) == len(self._nodes), "a node is in no list, or in two"
-        assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), "caches and caches_on disagree"
+        assert sum(len(on) for on in self.caches_on.values()) == len(self.caches), (
+            "caches and caches_on disagree"
+        )
 
     def _enrol(self, node_state: NodeState, specs: dict[str, ModelSpec]) -> bool:
         info = node_state.info
@@ -155,7 +169,9 @@ class NodeRegistry:
         spec = specs[info.model.name]
         if kv_kind(info.model) != kv_kind(spec):
             return False
-        group = self.groups.setdefault(spec.name, ModelGroup(spec, spec.layout.block_tokens, spec.layout.block_bytes))
+        group = self.groups.setdefault(
+            spec.name, ModelGroup(spec, spec.layout.block_tokens, spec.layout.block_bytes)
+        )
         (group.prefills if info.role == "prefill" else group.decodes).append(node_state)
         group.by_node[node_state.node] = node_state
         return True

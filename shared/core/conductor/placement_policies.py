@@ -1,17 +1,21 @@
 """Where a prompt is prefilled: Algorithm 1 of the Mooncake papers and its rivals, behind one protocol.
 
-A policy sees candidates with everything predicted that it may want to weigh (core.conductor.policy_view), and names one.
-It is pure: the same view gives the same choice. Equal candidates go to the first one.
+A policy sees the prefill nodes, the decode nodes and everything predicted that it may want to weigh
+(core.conductor.policy_view). It names who prefills, and may name who decodes. It is pure: the same view gives the same
+choice. Equal candidates go to the first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from shared.core.conductor.policy_view import Decision, PolicyView
+from shared.core.conductor.decode_policies import DecodeCandidate, predicted_tbt_s
+from shared.core.conductor.policy_options import PolicyOptions
+from shared.core.conductor.policy_view import Candidate, Decision, PolicyView
+from shared.core.costs.model import step_s
 from shared.protocol.errors import Invalid
 
 
@@ -24,10 +28,13 @@ class KVCacheCentric:
     """Algorithm 1: least predicted TTFT, over queue, transfer and prefill.
 
     The best prefix is pulled to a node only if it is more than `balancing_threshold` times as long as what the node's
-    host holds; a copy stays there, which is how hot prefixes spread.
+    host holds; a copy stays there, which is how hot prefixes spread. A decode node prefills the prompt itself if little
+    is left to compute and its first token comes sooner so. A prompt whose prefix is being computed waits for it, if that
+    makes its first token at most `patience` times as late.
     """
 
     balancing_threshold: float = 1.0
+    patience: float = 1.0
 
     def place(self, view: PolicyView) -> Decision:
         best, least_s, pulled = view.candidates[0], float("inf"), False
@@ -42,7 +49,8 @@ class KVCacheCentric:
             if ttft_s < least_s:
                 best, least_s, pulled = candidate, ttft_s, remote
         how = f"{view.prefix(best, pulled)} blocks {'pulled' if pulled else 'local'}"
-        return view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", pulled)
+        decision = view.choice(best, f"least TTFT of {len(view.candidates)}: {how}", pulled)
+        return view.or_local(view.or_wait(decision, self.patience))
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,18 +85,69 @@ class Random:
 
 
 @dataclass(slots=True, frozen=True)
-class PolicyOptions:
-    """What a policy may be configured with; each takes what it knows."""
+class Joint:
+    """Prefill node, decode node and way of the KVCache in one choice: the least latency added to the whole cluster.
+
+    The cost of a choice, in seconds, has two parts. One is what the request itself waits: queue, transfer, prefill, the
+    part of the hand-over that nothing hides, and its decode steps. The other is what it makes the decode node's other
+    sequences wait: longer steps, and the chunks of a prompt that is prefilled between them.
+    """
 
     balancing_threshold: float = 1.0
-    seed: int = 0
+
+    def place(self, view: PolicyView) -> Decision:
+        best: tuple[float, Candidate, bool, DecodeCandidate | None] | None = None
+        usual = self._least_loaded(view, view.decodes)
+        by_host = self._by_host(view)
+        for candidate in (*view.candidates, *view.locals):
+            remote = view.best_blocks > self.balancing_threshold * candidate.local_blocks
+            ttft_s = view.ttft_s(candidate, remote)
+            if best is not None and ttft_s >= best[0]:
+                continue
+            if candidate.decode is not None:
+                decodes: tuple[DecodeCandidate, ...] = (candidate.decode,)
+            else:
+                near = by_host.get(candidate.host)
+                decodes = (usual,) if usual is not None else ()
+                if near is not None and near is not usual:
+                    decodes += (near,)
+            if not decodes and (best is None or ttft_s < best[0]):
+                best = ttft_s, candidate, remote, None
+            for one in decodes:
+                cost_s = ttft_s + view.handoff_s(candidate, one, remote) + self._decoding_s(view, one)
+                if candidate.decode is not None:
+                    cost_s += view.prefill_s(candidate, remote) * one.requests
+                if best is None or cost_s < best[0]:
+                    best = cost_s, candidate, remote, one
+        assert best is not None, "a view has a candidate"
+        cost_s, candidate, remote, decode = best
+        where = "prefilled where it is decoded" if candidate.decode else f"{len(view.candidates)} candidates"
+        return view.choice(candidate, f"least latency for all, {cost_s:.3f} s: {where}", remote, decode)
+
+    def _decoding_s(self, view: PolicyView, decode: DecodeCandidate) -> float:
+        """The answer's steps, and what they add to the others' steps meanwhile."""
+        with_s = predicted_tbt_s(decode, view.prompt_tokens)
+        without_s = step_s(decode.cost, decode.requests, decode.kv_tokens) if decode.requests else with_s
+        return view.answer_tokens * (with_s + decode.requests * max(0.0, with_s - without_s))
+
+    def _least_loaded(self, view: PolicyView, decodes: Sequence[DecodeCandidate]) -> DecodeCandidate | None:
+        roomy = [d for d in decodes if d.free_blocks >= view.blocks] or decodes
+        return min(roomy, key=lambda d: self._decoding_s(view, d), default=None)
+
+    def _by_host(self, view: PolicyView) -> dict[str, DecodeCandidate]:
+        hosts: dict[str, list[DecodeCandidate]] = {}
+        for decode in view.decodes:
+            hosts.setdefault(decode.host, []).append(decode)
+        found = {host: self._least_loaded(view, decodes) for host, decodes in hosts.items()}
+        return {host: decode for host, decode in found.items() if decode is not None}
 
 
 POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
-    "kvcache_centric": lambda options: KVCacheCentric(options.balancing_threshold),
+    "kvcache_centric": lambda options: KVCacheCentric(options.balancing_threshold, options.patience),
     "cache_aware": lambda options: CacheAware(),
     "load_balance": lambda options: LoadBalance(),
     "random": lambda options: Random(options.seed),
+    "joint": lambda options: Joint(options.balancing_threshold),
 }
 """By name. Each makes a policy from the options."""
 

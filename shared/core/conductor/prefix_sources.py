@@ -6,21 +6,35 @@ from collections.abc import Sequence
 
 from shared.core.conductor.block_index import Match
 from shared.core.conductor.node_registry import NodeState
+from shared.core.conductor.prediction.link_queues import LinkQueues
 from shared.protocol.requests import BlockSource
 
 
-def best_cache(match: Match, caches: Sequence[NodeState]) -> tuple[int, NodeState | None]:
-    """The longest leading run any cache node holds, in blocks, and its holder. Among equals, the least busy node."""
+def best_cache(
+    match: Match, caches: Sequence[NodeState], senders: LinkQueues, now: float
+) -> tuple[int, NodeState | None]:
+    """The longest leading run any cache node holds, in blocks, and its holder. Among equals, the one that has the least
+    to send."""
     best, holder, runs = 0, None, match.runs
     for cache in caches if runs else ():
         run = runs.get(cache.node, 0)
-        if run > best or (run == best and holder is not None and _busy(cache) < _busy(holder)):
+        if run > best:
             best, holder = run, cache
+        elif (
+            run == best
+            and holder is not None
+            and senders.wait_s(cache.host, now) < senders.wait_s(holder.host, now)
+        ):
+            holder = cache
     return best, holder
 
 
 def sources_for(
-    match: Match, prefiller: NodeState, near: Sequence[NodeState], far: Sequence[NodeState], cached_blocks: int
+    match: Match,
+    prefiller: NodeState,
+    near: Sequence[NodeState],
+    far: Sequence[NodeState],
+    cached_blocks: int,
 ) -> tuple[BlockSource, ...]:
     """Runs to pull so that the first `cached_blocks` blocks are covered, up to the first block that nobody holds.
 

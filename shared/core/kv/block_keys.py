@@ -74,7 +74,9 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
-def longest_run(keys: Sequence[BlockKey], held: set[BlockKey] | frozenset[BlockKey] | dict[BlockKey, object]) -> int:
+def longest_run(
+    keys: Sequence[BlockKey], held: set[BlockKey] | frozenset[BlockKey] | dict[BlockKey, object]
+) -> int:
     """Number of leading keys that are held. Counting stops at the first key that is not."""
     for i, key in enumerate(keys):
         if key not in held:

@@ -13,6 +13,12 @@ from shared.protocol.sampling import TokenLogprob
 # -- pulling a cached prefix -----------------------------------------------------------------------------------------
 
 
+def patience_s(source: BlockSource) -> float:
+    """How long a reader waits for blocks that are being computed: half as long again as predicted, and a second. After
+    that it computes what is missing itself. 0 for blocks that are there."""
+    return source.ready_in_s * 1.5 + 1.0 if source.ready_in_s > 0.0 else 0.0
+
+
 class FetchBlocks(Command, frozen=True):
     """Pull blocks into own pages, verifying each. Ends in BlocksFetched. keys[i] goes to pages[i]."""
 

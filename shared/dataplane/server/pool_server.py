@@ -90,7 +90,9 @@ class PoolSession:
             lambda: self._backend.open_put(message.namespace, message.keys),
             lambda grant: self._put_granted(message, store, grant),
             lambda error: self._post(
-                lambda connection: connection.send(PutGranted(message.stream, [], as_error(error, "open_put").to_wire()))
+                lambda connection: connection.send(
+                    PutGranted(message.stream, [], as_error(error, "open_put").to_wire())
+                )
             ),
         )
 

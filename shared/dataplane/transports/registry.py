@@ -20,7 +20,9 @@ TRANSPORTS: dict[str, TransportClass] = {"shm": ShmTransport, "tcp": TcpTranspor
 """By scheme, the preferred first."""
 
 
-def transports_for(setup: Setup, own: Sequence[TransportClass] = (), without: Sequence[str] = ()) -> list[Transport]:
+def transports_for(
+    setup: Setup, own: Sequence[TransportClass] = (), without: Sequence[str] = ()
+) -> list[Transport]:
     """Those of a process in order of preference: the user's own, then the registered ones but for `without`."""
     built_in = [kind for scheme, kind in TRANSPORTS.items() if scheme not in without]
     made = [kind.make(setup) for kind in (*own, *built_in)]

@@ -69,9 +69,7 @@ def main(
     stages: Annotated[
         int, typer.Option(min=1, help="If > 1: compare a group of stages with one process instead.")
     ] = 1,
-    piece_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens passed between stages at a time.")
-    ] = 256,
+    piece_tokens: Annotated[int, typer.Option(min=1, help="Tokens passed between stages at a time.")] = 256,
     json: Annotated[Path | None, typer.Option(help="Write all samples to this file.")] = None,
 ) -> None:
     """Compare prefill speed, decode speed and peak memory with transformers (sdpa) in one run. Speeds are medians."""

@@ -16,7 +16,11 @@ class Forward(Protocol):
     """A model over KV pages. One step at a time; not thread-safe."""
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+        self,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        keep: torch.Tensor,
+        after_layer: AfterLayer | None,
     ) -> torch.Tensor:
         """Logits [len(keep), vocab] of the rows `keep` of a packed step. `token_ids` [tokens] and `keep`, ascending, are
         int64 on the CPU. If `after_layer` is given, calls after_layer(i) in order of layers, as soon as layer i's K and V

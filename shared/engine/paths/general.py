@@ -19,7 +19,11 @@ class GeneralPath:
         self._backend = backend
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+        self,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        keep: torch.Tensor,
+        after_layer: AfterLayer | None,
     ) -> torch.Tensor:
         device = self._model.device
         self._backend.plan(batch)

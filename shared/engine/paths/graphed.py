@@ -84,7 +84,11 @@ class GraphedPath:
         return tuple(self._steps)
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+        self,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        keep: torch.Tensor,
+        after_layer: AfterLayer | None,
     ) -> torch.Tensor:
         rows = fitting(batch, self.captured)
         if rows is None:
@@ -118,7 +122,9 @@ def _failure(error: BaseException) -> _Failure:
     told = [f"{type(cause).__name__}: {cause}" for cause in causes]
     lacks = ("out of memory", "buffer overflow")  # the wording of the driver and of FlashInfer's workspace
     memory = any(isinstance(cause, torch.OutOfMemoryError) for cause in causes)
-    return _Failure(", after ".join(told), memory or any(lack in what.lower() for what in told for lack in lacks))
+    return _Failure(
+        ", after ".join(told), memory or any(lack in what.lower() for what in told for lack in lacks)
+    )
 
 
 def _causes(error: BaseException) -> list[BaseException]:

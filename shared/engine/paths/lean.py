@@ -70,14 +70,20 @@ class LeanPath:
         self._embedding = model.model.embed_tokens.weight.detach() if self._part.start == 0 else nothing
         self.vocab = model.lm_head.weight.shape[0]
         self._head = (
-            kernels.pack(model.lm_head.weight.detach(), self._store) if self._part.stop == len(blocks) else nothing
+            kernels.pack(model.lm_head.weight.detach(), self._store)
+            if self._part.stop == len(blocks)
+            else nothing
         )
         if not model.config.tie_word_embeddings:
             model.lm_head.weight = None
         self._space = Space(0, self._config, shape, kernels.panel)
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+        self,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        keep: torch.Tensor,
+        after_layer: AfterLayer | None,
     ) -> torch.Tensor:
         entered = self.enter(batch, self.embed(token_ids))
         return self.finish(entered, self._part.start, keep.tolist(), after_layer)

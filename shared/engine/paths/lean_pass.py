@@ -91,7 +91,9 @@ class Pass:
         return ctypes.byref(self.layers, index * ctypes.sizeof(Layer))
 
     def _places(self) -> Any:
-        return ctypes.byref(Places(self.cosines.data_ptr(), self.sines.data_ptr(), self.plan.slots.data_ptr()))
+        return ctypes.byref(
+            Places(self.cosines.data_ptr(), self.sines.data_ptr(), self.plan.slots.data_ptr())
+        )
 
 
 class _Told:

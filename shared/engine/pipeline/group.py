@@ -63,7 +63,11 @@ class GroupPath:
             read_ahead(child.control, self._answers.put, lambda child=child: self._lose(child))  # type: ignore[misc]
 
     def logits(
-        self, batch: AttentionBatch, token_ids: torch.Tensor, keep: torch.Tensor, after_layer: AfterLayer | None
+        self,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        keep: torch.Tensor,
+        after_layer: AfterLayer | None,
     ) -> torch.Tensor:
         tell = after_layer or _nothing
         cut = pieces(batch, self._piece_tokens, self._block_tokens)
@@ -135,7 +139,9 @@ class GroupPath:
     def _lose(self, child: Child) -> None:
         """Called in the thread that reads the child's answers."""
         ending = child.ending()
-        if child.followed:  # wait for the report of the child that ended first: the fault should name that one
+        if (
+            child.followed
+        ):  # wait for the report of the child that ended first: the fault should name that one
             self._is_lost.wait(END_S)
         with self._losing:
             if self._closing or self._fault:

@@ -62,7 +62,10 @@ class Ring:
     def check(self) -> None:
         slots = [copy.slot for copy in self._copies]
         count = len(self._buffers)
-        assert slots == [(self._next - len(slots) + i) % count for i in range(len(slots))], (slots, self._next)
+        assert slots == [(self._next - len(slots) + i) % count for i in range(len(slots))], (
+            slots,
+            self._next,
+        )
         assert len(set(slots)) == len(slots) <= count, slots
 
     def _end_oldest(self) -> None:

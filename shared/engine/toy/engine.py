@@ -64,7 +64,8 @@ class ToyEngine:
         pages = config.kv_bytes // layout.block_bytes
         if pages < 1:
             raise Invalid(
-                f"kv_bytes {config.kv_bytes} is less than a block of {layout.block_bytes} bytes", param="kv_bytes"
+                f"kv_bytes {config.kv_bytes} is less than a block of {layout.block_bytes} bytes",
+                param="kv_bytes",
             )
         self.spec = toy_spec(config.block_tokens, config.salt)
         self._arena = Arena(layout, pages, progress=progress)

@@ -131,7 +131,9 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print(f"usage: python -m shared.engine.weights.fetch MODEL   (one of {', '.join(ALIASES)}, or a hub id)")
+        print(
+            f"usage: python -m shared.engine.weights.fetch MODEL   (one of {', '.join(ALIASES)}, or a hub id)"
+        )
         return 78
     try:
         fetch(arguments[0], lambda line: print(f"fetch {arguments[0]}: {line}", flush=True))

@@ -38,7 +38,11 @@ class SdpaPages:
     def run(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         shape, (sequences, _) = self._shape, self._pages.shape
         gathered = self._layers[layer].index_select(0, self._pages.flatten())
-        rows = gathered.unflatten(0, (sequences, -1)).permute(2, 0, 4, 1, 3, 5).flatten(3, 4)[..., : self._end, :]
+        rows = (
+            gathered.unflatten(0, (sequences, -1))
+            .permute(2, 0, 4, 1, 3, 5)
+            .flatten(3, 4)[..., : self._end, :]
+        )
         heads = queries.view(sequences, self._tokens, shape.query_heads, shape.head_dim).transpose(1, 2)
         attended = scaled_dot_product_attention(
             heads, rows[0], rows[1], is_causal=self._tokens > 1, scale=shape.scale, enable_gqa=True

@@ -87,7 +87,8 @@ class Twins:
     def touched(self) -> list[set[int]]:
         """For each layer, the pages that hold anything but garbage. The scrap page is not included."""
         return [
-            {page for page in range(self.pages) if bool((layer[page] != GARBAGE).any())} for layer in self.layers
+            {page for page in range(self.pages) if bool((layer[page] != GARBAGE).any())}
+            for layer in self.layers
         ]
 
 

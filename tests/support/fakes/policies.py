@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared.core.conductor.placement_policies import KVCacheCentric, PolicyOptions
+from shared.core.conductor.placement_policies import KVCacheCentric
+from shared.core.conductor.policy_options import PolicyOptions
 from shared.core.conductor.policy_view import Decision, PolicyView
 
 

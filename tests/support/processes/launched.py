@@ -84,7 +84,9 @@ class Launched:
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until the gateway answers /ready with 200."""
-        self.wait_for(lambda: httpx.get(f"{self.url}/ready", timeout=5).status_code == 200, timeout_s, "/ready")
+        self.wait_for(
+            lambda: httpx.get(f"{self.url}/ready", timeout=5).status_code == 200, timeout_s, "/ready"
+        )
 
     def wait_idle(self, timeout_s: float = 15.0) -> dict[str, Any]:
         """Wait until no block is held and nothing runs. Returns the status at that time."""
@@ -109,7 +111,9 @@ class Launched:
 
     def log_tail(self, lines: int = 15) -> str:
         logs = sorted((self.run_dir / "logs").glob("*.log"))
-        return "\n".join(f"== {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-lines:]) for p in logs)
+        return "\n".join(
+            f"== {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-lines:]) for p in logs
+        )
 
 
 @contextmanager

@@ -50,7 +50,9 @@ def test_the_current_folder_can_be_imported_from(tmp_path: Path, monkeypatch: py
     assert "policy_of_a_user:Own" in registry
 
 
-def test_a_module_that_raises_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_raises_is_refused_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_module_of_a_user.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Invalid, match="ZeroDivisionError"):

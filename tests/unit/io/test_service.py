@@ -38,7 +38,14 @@ class World:
         self.process: subprocess.Popen[bytes]
 
     def start(self, *flags: str) -> None:
-        args = [sys.executable, "-m", "tests.support.processes.echo_service", "--nats-url", self.nats.url, *flags]
+        args = [
+            sys.executable,
+            "-m",
+            "tests.support.processes.echo_service",
+            "--nats-url",
+            self.nats.url,
+            *flags,
+        ]
         self.process = spawn(args, log=self.log, cwd=REPOSITORY)
 
     async def start_ready(self, *flags: str) -> None:
@@ -215,9 +222,7 @@ async def test_also_while_it_waits_for_nats(world: World) -> None:
 
 
 @pytest.mark.parametrize("through_shell", [False, True])
-async def test_it_ends_with_the_process_it_was_started_for(
-    world: World, through_shell: bool
-) -> None:
+async def test_it_ends_with_the_process_it_was_started_for(world: World, through_shell: bool) -> None:
     """The parent, killed with -9, starts it itself or through a shell that outlives it."""
     script = textwrap.dedent(
         f"""

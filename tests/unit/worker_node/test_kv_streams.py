@@ -72,7 +72,9 @@ async def scene() -> AsyncIterator[Scene]:
     async with site("writer", "tcp") as writer, site("reader", "tcp") as reader, asyncio.TaskGroup() as tasks:
         pool = DictPool(16)
         reader.endpoint.serve_pool(pool)
-        yield Scene(writer, reader, KVStreams(writer.endpoint, LAYOUT.layers, LAYOUT.block_tokens, tasks), pool)
+        yield Scene(
+            writer, reader, KVStreams(writer.endpoint, LAYOUT.layers, LAYOUT.block_tokens, tasks), pool
+        )
 
 
 async def test_steps_stream_what_they_touch_and_the_commit_carries_the_first_token() -> None:
@@ -210,7 +212,9 @@ async def test_a_cached_prefix_is_hashed_once_for_both_streams(
         assert s.arrived(4)
 
 
-async def test_a_block_that_goes_on_growing_is_hashed_as_it_is_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_block_that_goes_on_growing_is_hashed_as_it_is_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with scene() as s:
         s.open_handoff()
         s.open_put()

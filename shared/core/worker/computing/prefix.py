@@ -61,7 +61,7 @@ def next_fetch(sequence: SequenceState, namespace: bytes, block_tokens: int) -> 
             sequence.fetches += 1
             return FetchBlocks(
                 sequence.attempt,
-                BlockSource(source.holder, have, end - have),
+                BlockSource(source.holder, have, end - have, source.ready_in_s),
                 namespace,
                 sequence.keys[have:end],
                 tuple(sequence.pages[have:end]),

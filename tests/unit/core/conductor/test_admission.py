@@ -11,9 +11,16 @@ def outlook(
     samples: int = 100,
     idle: bool = False,
     exact: bool = False,
+    drained_s: float = 7.0,
 ) -> Outlook:
     return Outlook(
-        ttft_s=ttft_s, tbt_s=tbt_s, queue_s=queue_s, decoding=4, samples=samples, idle=idle, exact=exact
+        ttft_s=ttft_s,
+        tbt_s=tbt_s,
+        queue_s=queue_s,
+        samples=samples,
+        idle=idle,
+        exact=exact,
+        drained_s=drained_s,
     )
 
 
@@ -30,8 +37,17 @@ def test_at_an_objective_is_taken_and_over_it_refused_with_the_time_to_wait() ->
     assert "TTFT" in refusal.reason
     refusal = admission.judge(outlook(tbt_s=0.2))
     assert isinstance(refusal, Refusal)
-    assert refusal.retry_after_s == 0.2 * 128 / 4
+    assert refusal.retry_after_s == 7.0
     assert "TBT" in refusal.reason
+    assert admission.refused == {"ttft": 1, "tbt": 1}
+
+
+def test_a_wait_over_the_limit_is_refused_however_short_the_prompt_itself_is() -> None:
+    admission = Admission(Objectives(max_wait_s=30.0))
+    assert admission.judge(outlook(ttft_s=500.0, queue_s=30.0)) is None
+    refusal = admission.judge(outlook(ttft_s=36.0, queue_s=35.0))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.cause, refusal.retry_after_s) == ("wait", 5.0)
 
 
 def test_a_failover_is_never_refused() -> None:

@@ -13,7 +13,7 @@ from shared.core.conductor.decode_policies import (
 )
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.machine import ConductorMachine
-from shared.core.conductor.placement_policies import PolicyOptions
+from shared.core.conductor.policy_options import PolicyOptions
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef

@@ -28,7 +28,12 @@ def test_assignments_count_until_they_are_reported() -> None:
     estimate = LoadEstimate()
     estimate.assigned("a", 0.0, 2.0, 100)
     estimate.assigned("b", 0.5, 1.0, 50)
-    assert (estimate.requests, estimate.waiting, estimate.kv_tokens, estimate.queue_s(0.5)) == (2, 2, 150, 2.5)
+    assert (estimate.requests, estimate.waiting, estimate.kv_tokens, estimate.queue_s(0.5)) == (
+        2,
+        2,
+        150,
+        2.5,
+    )
     estimate.reported(load(1, "a", queue_s=1.2, batch_tokens=100), 0.6)
     assert (estimate.requests, estimate.kv_tokens, estimate.queue_s(0.6)) == (2, 150, pytest.approx(2.2))
     estimate.reported(load(2, queue_s=0.0), 0.7)

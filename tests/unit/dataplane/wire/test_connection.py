@@ -31,7 +31,9 @@ class Ends:
         self.over = threading.Event()
 
     def link(self, queue_limit: int = 10) -> FramedConnection:
-        return FramedConnection(lambda: self.near, self._on_frame, self._on_lost, name="t", queue_limit=queue_limit)
+        return FramedConnection(
+            lambda: self.near, self._on_frame, self._on_lost, name="t", queue_limit=queue_limit
+        )
 
     def _on_frame(self, frame: Frame, connection: Connection) -> None:
         self.frames.append(frame.message)

@@ -19,7 +19,9 @@ from shared.engine.graphs.sizes import padded  # noqa: E402
 
 ROWS, PAGES, SCRAP = 4, 40, 39
 FIRST = AttentionBatch((Span(48, 49, (9, 8, 6, 5), 0), Span(15, 16, (3,), 1)))
-SECOND = AttentionBatch((Span(16, 17, (3, 7), 0), Span(0, 1, (2,), 1), Span(99, 100, (11, 12, 13, 14, 15, 16, 17), 2)))
+SECOND = AttentionBatch(
+    (Span(16, 17, (3, 7), 0), Span(0, 1, (2,), 1), Span(99, 100, (11, 12, 13, 14, 15, 16, 17), 2))
+)
 
 
 class Kernels:
@@ -44,7 +46,8 @@ class Kernels:
         """Of each run: where the integers lay that it was given, page tables and schedules."""
         kinds = (torch.int32, torch.uint8)
         return [
-            {x.data_ptr() for x in args if isinstance(x, torch.Tensor) and x.dtype in kinds} for args in self.ran
+            {x.data_ptr() for x in args if isinstance(x, torch.Tensor) and x.dtype in kinds}
+            for args in self.ran
         ]
 
 
@@ -55,7 +58,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
         if not hasattr(decode, name):
             pytest.skip(f"this FlashInfer has no {name} to replace")
         monkeypatch.setattr(decode, name, kernels.module)
-    answers = {"get_compute_capability": (9, 0), "determine_attention_backend": "fa2", "device_support_pdl": False}
+    answers = {
+        "get_compute_capability": (9, 0),
+        "determine_attention_backend": "fa2",
+        "device_support_pdl": False,
+    }
     for name, answer in answers.items():
         monkeypatch.setattr(decode, name, lambda *args, answer=answer, **named: answer, raising=False)
     real = torch.empty

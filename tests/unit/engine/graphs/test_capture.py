@@ -43,7 +43,9 @@ def test_all_captures_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_the_device_idle(cuda: FakeCuda, at: int) -> None:
+def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_the_device_idle(
+    cuda: FakeCuda, at: int
+) -> None:
     runs = 0
 
     def step() -> None:

@@ -57,9 +57,7 @@ class World:
         """Whether the mirror has the step's sequences, bit by bit."""
         mirror = arena_layers(self.arena)
         return all(
-            torch.equal(
-                mirror[layer][page, :, row].view(torch.int16), device[page, :, row].view(torch.int16)
-            )
+            torch.equal(mirror[layer][page, :, row].view(torch.int16), device[page, :, row].view(torch.int16))
             for layer, device in enumerate(self.pages.layers)
             for span in batch.spans
             for position in range(span.end)

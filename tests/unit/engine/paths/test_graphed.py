@@ -149,7 +149,9 @@ def test_what_cannot_be_captured_is_warned_of_once_and_computed_as_it_comes(
     assert twins.same_pages()
 
 
-def test_a_model_that_waits_for_the_device_is_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_waits_for_the_device_is_not_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits_for_the_device(monkeypatch)
     with capture_logs() as logs:
         twins = Twins(save_tiny(tmp_path), Recorder, FixableReference)

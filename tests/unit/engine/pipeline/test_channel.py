@@ -33,7 +33,9 @@ def ends() -> tuple[StageChannel[Both], StageChannel[Both], socket.socket]:
     return StageChannel(a, Both), StageChannel(b, Both), a
 
 
-def test_messages_and_payloads_come_in_order(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
+def test_messages_and_payloads_come_in_order(
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
+) -> None:
     sender, receiver, _ = ends
     big = bytes(range(256)) * 10_000  # more than a socket buffers
 
@@ -64,7 +66,9 @@ def test_an_end_within_a_frame_is_an_end(
         receiver.receive()
 
 
-def test_what_came_before_the_end_is_not_lost(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
+def test_what_came_before_the_end_is_not_lost(
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
+) -> None:
     sender, receiver, _ = ends
     sender.send(Note(1))
     sender.close()
@@ -73,7 +77,9 @@ def test_what_came_before_the_end_is_not_lost(ends: tuple[StageChannel[Both], St
         receiver.receive()
 
 
-def test_sending_to_nobody_says_so(ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket]) -> None:
+def test_sending_to_nobody_says_so(
+    ends: tuple[StageChannel[Both], StageChannel[Both], socket.socket],
+) -> None:
     sender, receiver, _ = ends
     receiver.close()
     with pytest.raises(ChannelClosed):

@@ -22,7 +22,9 @@ BLOCK = 8
 def batch(*parts: tuple[int, int]) -> AttentionBatch:
     """Spans of positions start .. end-1, each in pages of its own."""
     free = count()
-    return packed(BLOCK, *((start, end, [next(free) for _ in range(blocks_for(end, BLOCK))]) for start, end in parts))
+    return packed(
+        BLOCK, *((start, end, [next(free) for _ in range(blocks_for(end, BLOCK))]) for start, end in parts)
+    )
 
 
 def test_a_decode_step_is_copied_row_by_row() -> None:
@@ -40,7 +42,9 @@ def test_every_row_of_every_token_is_among_it(parts: list[tuple[int, int]]) -> N
     what = written(step, BLOCK)
     rows = {unit * what.rows + i for unit in what.units for i in range(what.rows)}
     needed = {
-        2 * BLOCK * (slot // BLOCK) + half * BLOCK + slot % BLOCK for slot in step.slots(BLOCK) for half in (0, 1)
+        2 * BLOCK * (slot // BLOCK) + half * BLOCK + slot % BLOCK
+        for slot in step.slots(BLOCK)
+        for half in (0, 1)
     }
     assert needed <= rows
     assert len(rows) == len(what.units) * what.rows

@@ -40,9 +40,7 @@ def changed(folder: Path, target: Path, **entries: Any) -> Path:
     return target
 
 
-def test_dtype_block_size_salt_rope_and_weights_separate_namespaces(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_dtype_block_size_salt_rope_and_weights_separate_namespaces(folder: Path, tmp_path: Path) -> None:
     rope = changed(folder, tmp_path / "rope", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     other_weights = save_tiny(tmp_path / "weights", initializer_range=0.31)
     specs = [

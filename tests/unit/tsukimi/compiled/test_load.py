@@ -16,7 +16,12 @@ from tsukimi.compiled.load import BuildFinder
 def says(program: str, cache: Path) -> str:
     environment = os.environ | {"TSUKIMI_CACHE": str(cache / "models")}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        timeout=60,
     )
     return done.stdout.strip()
 

@@ -38,7 +38,9 @@ SEQUENCES = st.tuples(
 
 
 @given(st.lists(SEQUENCES, min_size=1, max_size=5), st.integers(1, 10))
-def test_it_launches_what_the_general_way_does(rows: list[tuple[int, int, int, int, float]], most: int) -> None:
+def test_it_launches_what_the_general_way_does(
+    rows: list[tuple[int, int, int, int, float]], most: int
+) -> None:
     def batch() -> list[SequenceState]:
         return [sequence(n, *row) for n, row in enumerate(rows)]
 

@@ -46,9 +46,7 @@ def events(said: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
-async def test_no_usage_unless_it_is_asked_for(
-    cluster: FakeCluster, options: dict[str, Any] | None
-) -> None:
+async def test_no_usage_unless_it_is_asked_for(cluster: FakeCluster, options: dict[str, Any] | None) -> None:
     said = await lines(cluster, chat(stream=True, stream_options=options))
     assert said[-1] == "data: [DONE]"
     assert not any("usage" in event for event in events(said))

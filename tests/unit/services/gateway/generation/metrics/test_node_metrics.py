@@ -53,7 +53,12 @@ DECLARED: dict[Role, tuple[str, ...]] = {
     "decode": (*worker.COUNTERS, *Counters.NAMES),
     "cache": (*cache.COUNTERS, *Counters.NAMES),
 }
-EVERY: list[NodeMetric] = [UP, OTHER, *LOADS.values(), *(row for rows in ROWS.values() for row in rows.values())]
+EVERY: list[NodeMetric] = [
+    UP,
+    OTHER,
+    *LOADS.values(),
+    *(row for rows in ROWS.values() for row in rows.values()),
+]
 
 
 @pytest.mark.parametrize("role", sorted(NODES))
@@ -78,7 +83,9 @@ def test_names_kinds_and_help_are_as_prometheus_wants_them(family: Metric) -> No
     assert family.documentation.strip()
     assert not family.documentation.endswith(".")
     words = family.name.split("_")
-    assert not {"s", "ms", "milliseconds", "minutes", "kb", "mib", "gauge", "counter", "histogram"} & set(words)
+    assert not {"s", "ms", "milliseconds", "minutes", "kb", "mib", "gauge", "counter", "histogram"} & set(
+        words
+    )
     assert not family.name.endswith(("_total", "_count", "_sum", "_bucket")), "added when it is scraped"
 
 

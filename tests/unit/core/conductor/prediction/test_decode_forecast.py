@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.core.conductor.prediction.decode_forecast import DecodeForecast
+from shared.core.conductor.prediction.output_lengths import OutputLengths
+
+
+def hundred() -> OutputLengths:
+    """All answers have about a hundred tokens."""
+    lengths = OutputLengths()
+    for _ in range(2000):
+        lengths.observe(100.0)
+    return lengths
+
+
+def test_what_is_being_prefilled_is_not_in_the_batch_now_but_will_be() -> None:
+    forecast, lengths = DecodeForecast(2.0), hundred()
+    forecast.assigned("a/0/0", 0.0, 5.0, 1000)
+    assert forecast.now(1.0) == (0.0, 0.0)
+    assert forecast.at(4.0, 1.0, lengths) == (0.0, 0.0)
+    requests, tokens = forecast.at(6.0, 1.0, lengths)
+    assert requests == pytest.approx(1.0, abs=0.05)
+    assert tokens == pytest.approx(1020.0, rel=0.05)
+    assert forecast.now(6.0)[0] == 1.0
+
+
+def test_what_runs_will_have_ended() -> None:
+    forecast, lengths = DecodeForecast(2.0), hundred()
+    forecast.assigned("a/0/0", 0.0, 0.0, 1000)
+    forecast.reported(("a/0/0",), 0.1, 0.0, 0.5, lengths)
+    assert forecast.at(1.5, 0.5, lengths)[0] == pytest.approx(1.0, abs=0.1)
+    assert forecast.at(20.5, 0.5, lengths)[0] == pytest.approx(0.0, abs=0.1)
+    assert 5.0 < forecast.drained_s(0.5, 0.5, lengths) < 20.0
+
+
+def test_the_end_of_a_sequence_tells_how_long_it_was() -> None:
+    forecast, lengths = DecodeForecast(2.0), OutputLengths()
+    for i in range(400):
+        at_s = 100.0 * i
+        forecast.assigned(f"r{i}/0/0", at_s, at_s, 10)
+        forecast.reported((f"r{i}/0/0",), 0.1, 0.0, at_s, lengths)
+        forecast.reported((), 0.1, 0.0, at_s + 5.0, lengths)
+    assert lengths.mean == pytest.approx(50.0, rel=0.25)
+
+
+def test_a_sequence_nobody_assigned_here_counts_as_an_average_one() -> None:
+    forecast = DecodeForecast(2.0)
+    forecast.reported(("x/0/0", "y/0/0"), 0.1, 700.0, 3.0, OutputLengths())
+    assert forecast.now(3.0) == (2.0, 1400.0)
+
+
+def test_what_never_comes_is_forgotten() -> None:
+    forecast, lengths = DecodeForecast(2.0), hundred()
+    forecast.assigned("a/0/0", 0.0, 50.0, 1000)
+    forecast.assigned("b/0/0", 0.0, 50.0, 1000)
+    forecast.reported(("b/0/0",), 0.1, 0.0, 1.0, lengths)
+    forecast.reported(("c/0/0",), 0.1, 0.0, 2.5, lengths)
+    assert forecast.at(51.0, 2.5, lengths)[0] == pytest.approx(0.0, abs=0.1)
+    forecast.assigned("d/0/0", 3.0, 50.0, 1000)
+    forecast.released("d/0/0")
+    assert forecast.at(51.0, 3.0, lengths)[0] == pytest.approx(0.0, abs=0.1)
+
+
+@given(
+    landings=st.lists(st.floats(0.0, 30.0), max_size=20),
+    now=st.floats(0.0, 30.0),
+    ahead=st.floats(0.0, 30.0),
+)
+def test_no_more_is_expected_than_was_assigned(landings: list[float], now: float, ahead: float) -> None:
+    forecast, lengths = DecodeForecast(2.0), OutputLengths()
+    for i, landing_s in enumerate(landings):
+        forecast.assigned(f"r{i}/0/0", 0.0, landing_s, 100)
+    requests, tokens = forecast.at(now + ahead, now, lengths)
+    assert 0.0 <= requests <= len(landings) + 1e-9
+    assert tokens >= 100 * requests - 1e-6
+    forecast.check()
