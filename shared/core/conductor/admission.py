@@ -84,10 +84,11 @@ class Admission:
                 f"predicted wait {outlook.queue_s:.2f} s is over the limit of {limits.max_wait_s:g} s",
                 retry_after(outlook.queue_s - limits.max_wait_s),
             )
-        if 0.0 < limits.tbt_s < outlook.tbt_s:
+        if 0.0 < limits.tbt_most_s < outlook.tbt_s:
             return Refusal(
                 "tbt",
-                f"predicted TBT {outlook.tbt_s:.3f} s is over the objective of {limits.tbt_s:g} s",
+                f"predicted TBT {outlook.tbt_s:.3f} s is over {limits.tbt_fill:.0%} of the objective of "
+                f"{limits.tbt_s:g} s",
                 retry_after(outlook.drained_s),
             )
         return None

@@ -230,9 +230,9 @@ class Candidates:
             left = prompt - cached
             if left > config.inline_tokens:
                 continue
-            if config.objectives.tbt_s > 0.0:
+            if config.objectives.tbt_most_s > 0.0:
                 running_s = step_s(decode.cost, decode.requests, decode.kv_tokens) if decode.requests else 0.0
-                if running_s + compute_s(decode.cost, cached, left) > config.objectives.tbt_s:
+                if running_s + compute_s(decode.cost, cached, left) > config.objectives.tbt_most_s:
                     continue
             found.append(self._local(asked, node_state, decode))
         return found

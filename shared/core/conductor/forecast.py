@@ -23,7 +23,7 @@ class Forecast:
 
     def __init__(self, objectives: Objectives) -> None:
         self._admission = objectives.admission if objectives.tbt_s > 0 else "none"
-        self._limit_s = objectives.tbt_s
+        self._limit_s = objectives.tbt_most_s
         self.booked = BookedBlocks(PENDING_S)
         self.lengths = OutputLengths()
         self.senders = LinkQueues()
@@ -61,9 +61,7 @@ class Forecast:
 
     # -- what is expected --------------------------------------------------------------------------------------------
 
-    def tbt_s(
-        self, decode: NodeState | None, prompt_tokens: int, landing_s: float, now: float
-    ) -> tuple[float, float]:
+    def tbt_s(self, decode: NodeState | None, prompt_tokens: int, now: float) -> tuple[float, float]:
         """(time of one step with this sequence in it, seconds until there is room for it under the objective).
 
         The step is the one that the admission mode looks at. (0, 0) where it looks at none.
@@ -72,7 +70,7 @@ class Forecast:
         if decode is None or mode in ("none", "baseline"):
             return 0.0, 0.0
         forecast = self._of(decode)
-        requests, tokens = forecast.now(now) if mode == "early" else forecast.at(landing_s, now, self.lengths)
+        requests, tokens = forecast.now(now) if mode == "early" else forecast.landing(now)
         requests, tokens = requests + 1.0, tokens + prompt_tokens
         most = decode.info.max_running
         if most and requests > most:

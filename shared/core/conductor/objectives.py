@@ -11,7 +11,8 @@ AdmissionMode = Literal["none", "baseline", "early", "predictive"]
 differ in how they test the time between tokens:
 baseline: only at the decode node, once the prompt is computed;
 early: on arrival too, against the batch that runs then;
-predictive: on arrival too, against the batch expected when the prefill ends (arXiv paper, section 7)."""
+predictive: on arrival too, against the batch expected when the prefill ends (arXiv paper, section 7);
+prediction/decode_forecast.py says which batch that is."""
 
 
 class Objectives(Struct, frozen=True):
@@ -28,6 +29,9 @@ class Objectives(Struct, frozen=True):
     max_wait_s: float = 0.0
     """Longest wait for the start of the prefill, whatever the prompt itself takes; 0: any."""
     admission: AdmissionMode = "predictive"
+    tbt_fill: float = 0.95
+    """Share of the TBT objective that steps may take when a sequence joins the batch. The rest is left to the KVCache
+    that its sequences will grow by."""
     shadow: bool = False
     """Judge, count and explain refusals, but refuse nothing."""
 
@@ -37,6 +41,11 @@ class Objectives(Struct, frozen=True):
         return self.admission != "none" and (self.ttft_s > 0 or self.tbt_s > 0 or self.max_wait_s > 0)
 
     @property
+    def tbt_most_s(self) -> float:
+        """The longest step that a batch may have when a sequence joins it; 0: any."""
+        return self.tbt_fill * self.tbt_s
+
+    @property
     def late_tbt_s(self) -> float:
         """The limit that decode nodes test once more when KVCache has landed; 0: none."""
-        return self.tbt_s if self.admission != "none" and not self.shadow else 0.0
+        return self.tbt_most_s if self.admission != "none" and not self.shadow else 0.0

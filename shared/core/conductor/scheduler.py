@@ -132,9 +132,7 @@ class Scheduler:
         used = [p for p in (plan.prefill, plan.decode) if p is not None]
         fitted = [p for p in used if not p.cost_given]
         able = [nodes for nodes in (asked.prefills, asked.decodes) if nodes]
-        tbt_s, drained_s = self.forecast.tbt_s(
-            plan.decode, asked.request.prompt_tokens, plan.landing_s, asked.now
-        )
+        tbt_s, drained_s = self.forecast.tbt_s(plan.decode, asked.request.prompt_tokens, asked.now)
         outlook = Outlook(
             ttft_s=plan.predicted.ttft_s,
             tbt_s=tbt_s,

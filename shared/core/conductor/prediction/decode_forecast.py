@@ -1,9 +1,12 @@
 """The batch of one decode node, now and at a moment to come.
 
-The sum of all that was ever assigned says too much: sequences end. The batch that runs now says too little: prompts
-that are being prefilled will join it (arXiv paper, section 7). The forecast follows each sequence from its assignment
-to its landing and on to its end. Ages are counted in tokens, because a longer batch makes tokens slower and answers no
-longer.
+The batch that runs now says too little: prompts that are being prefilled will join it (arXiv paper, section 7). The
+forecast follows each sequence from its assignment to its landing and on to its end. Ages are counted in tokens, because
+a longer batch makes tokens slower and answers no longer.
+
+What a prompt will meet when it lands is answered by `landing`: all that runs and all that is on its way. It does not
+count on places that free up meanwhile. Under load they are taken by prompts that arrive later and are prefilled
+sooner. A forecast that leaves them to this prompt, as `at` does, admits long prompts whose prefill is then wasted.
 """
 
 from __future__ import annotations
@@ -88,6 +91,11 @@ class DecodeForecast:
         self._advance(now)
         tokens = sum([s.prompt_tokens - s.clock for s in self._landed.values()])
         return float(len(self._landed)), tokens + self._clock * len(self._landed)
+
+    def landing(self, now: float) -> tuple[float, float]:
+        """(sequences, KV tokens) of the batch that a prompt placed now will meet when its prefill has ended."""
+        requests, tokens = self.now(now)
+        return requests + len(self._coming), tokens + sum([c.prompt_tokens for c in self._coming.values()])
 
     def at(self, when_s: float, now: float, lengths: OutputLengths) -> tuple[float, float]:
         """(sequences, KV tokens) expected of the batch at a moment not before `now`."""

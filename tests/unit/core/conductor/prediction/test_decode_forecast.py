@@ -27,6 +27,19 @@ def test_what_is_being_prefilled_is_not_in_the_batch_now_but_will_be() -> None:
     assert forecast.now(6.0)[0] == 1.0
 
 
+def test_a_landing_prompt_meets_all_that_runs_and_all_that_is_on_its_way() -> None:
+    forecast, lengths = DecodeForecast(2.0), hundred()
+    forecast.assigned("a/0/0", 0.0, 0.0, 1000)
+    forecast.reported(("a/0/0",), 0.1, 0.0, 0.0, lengths)
+    forecast.assigned("b/0/0", 0.5, 9.0, 500)
+    forecast.assigned("c/0/0", 0.5, 3.0, 250)
+    requests, tokens = forecast.landing(1.0)
+    assert requests == 3.0
+    assert tokens == pytest.approx(1000 + 10 + 500 + 250)
+    forecast.released("b/0/0")
+    assert forecast.landing(1.0)[0] == 2.0
+
+
 def test_what_runs_will_have_ended() -> None:
     forecast, lengths = DecodeForecast(2.0), hundred()
     forecast.assigned("a/0/0", 0.0, 0.0, 1000)
