@@ -28,7 +28,8 @@ requests = read_trace(Path(sys.argv[2]), speed=4.0, requests=0)
 own = "tests.support.fakes.policies:LongPromptsWait"
 for policy in ("random", "load_balance", "cache_aware", "kvcache_centric", own):
     config = SimulationConfig(
-        prefill=3, decode=2, policy=policy, ttft_slo_s=6.0, tbt_slo_s=0.2, pool_tokens=100_000, kv_tokens=60_000,
+        prefill=3, decode=2, policy=policy,
+        ttft_slo_s=6.0, tbt_slo_s=0.2, admission="predictive", pool_tokens=100_000, kv_tokens=60_000,
         inline_tokens=600, chunk_tokens=4096, max_prefills=3, keep_blocks=True,
     )
     cluster = SimulatedCluster(config, requests)

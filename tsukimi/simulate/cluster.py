@@ -24,7 +24,6 @@ from shared.core.conductor.machine import ConductorMachine
 from shared.core.conductor.objectives import Objectives
 from shared.core.conductor.placement_policies import POLICIES
 from shared.core.costs.links import Links
-from shared.core.costs.presets import PRESETS
 from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted, snapshot_parts
 from shared.core.kv.block_keys import blocks_for, namespace_digest
 from shared.core.machine import Ticked
@@ -35,7 +34,7 @@ from shared.core.worker.prefill import PrefillMachine
 from shared.io.plugins import register
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
-from shared.protocol.model import KVLayout, ModelSpec
+from shared.protocol.model import ModelSpec
 from shared.protocol.requests import TokenDelta
 from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.gateway import FOREVER, SimulatedGateway
@@ -43,13 +42,10 @@ from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.measure import Measures
 from tsukimi.simulate.pool import SimulatedCache
 from tsukimi.simulate.timeline import Timeline
-from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tsukimi.simulate.trace import TraceRequest
 from tsukimi.simulate.worker import SimulatedWorker
 
 MODEL = "llama2-70b"
-LAYOUT = KVLayout(
-    layers=80, kv_heads=8, head_dim=128, block_tokens=TRACE_BLOCK_TOKENS, dtype="bfloat16", dtype_bytes=2
-)
 REPORT_S = 0.02
 """Least time between two load reports on change, in seconds, as in a live node."""
 TICK_S = 60.0
@@ -74,7 +70,9 @@ class SimulatedCluster:
         self.ended_s = 0.0
         """When the last request ended."""
         namespace = namespace_digest(model=MODEL, cost=config.cost)
-        self.gateway = SimulatedGateway(self, MODEL, namespace, self.measures, self._ended)
+        self.gateway = SimulatedGateway(
+            self, MODEL, namespace, config.layout.block_tokens, self.measures, self._ended
+        )
         self._build(namespace)
 
     def run(self, progressed: Callable[[int], None] | None = None) -> None:
@@ -104,12 +102,12 @@ class SimulatedCluster:
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _build(self, namespace: bytes) -> None:
-        config, cost = self.config, PRESETS[self.config.cost]
-        spec = ModelSpec(MODEL, MODEL, 32_000, 1 << 20, (), LAYOUT, namespace)
+        config, cost, block_tokens = self.config, self.config.time_model, self.config.layout.block_tokens
+        spec = ModelSpec(MODEL, MODEL, 32_000, 1 << 20, (), config.layout, namespace)
         common: dict[str, Any] = {
             "namespace": namespace,
-            "block_tokens": TRACE_BLOCK_TOKENS,
-            "pages": blocks_for(config.kv_tokens, TRACE_BLOCK_TOKENS),
+            "block_tokens": block_tokens,
+            "pages": blocks_for(config.kv_tokens, block_tokens),
             "gateway_lease_s": FOREVER,
             "token_ids": False,
             "cost": cost,
@@ -121,7 +119,7 @@ class SimulatedCluster:
         }
         for i in range(config.prefill):
             ref = _ref("cache", i, f"prefill-host-{i}")
-            pages = blocks_for(config.pool_tokens, TRACE_BLOCK_TOKENS)
+            pages = blocks_for(config.pool_tokens, block_tokens)
             self.caches[ref.node] = SimulatedCache(ref, pages, self.timeline, self._publish)
         for i in range(config.prefill):
             ref = _ref("prefill", i, f"prefill-host-{i}")
@@ -137,7 +135,7 @@ class SimulatedCluster:
                 DecodeConfig(
                     node=ref.node,
                     incarnation=ref.incarnation,
-                    max_running=256,
+                    max_running=config.max_running,
                     headroom_tokens=1 << 20,
                     max_repeat=MAX_REPEAT,
                     **common,
@@ -147,7 +145,7 @@ class SimulatedCluster:
 
     def _add(self, ref: NodeRef, machine: PrefillMachine | DecodeMachine, spec: ModelSpec) -> None:
         self.workers[ref.node] = SimulatedWorker(
-            ref, machine, spec, PRESETS[self.config.cost], self, self._publish, self.measures.ran
+            ref, machine, spec, self.config.time_model, self, self._publish, self.measures.ran
         )
 
     # -- the conductor -----------------------------------------------------------------------------------------------
@@ -229,7 +227,13 @@ def _conductor_config(config: SimulationConfig) -> ConductorConfig:
         decode_policy=config.decode_policy,
         balancing_threshold=config.balancing_threshold,
         seed=config.seed,
-        objectives=Objectives(ttft_s=config.ttft_slo_s, tbt_s=config.tbt_slo_s),
+        patience=config.patience,
+        objectives=Objectives(
+            ttft_s=config.ttft_slo_s,
+            tbt_s=config.tbt_slo_s,
+            max_wait_s=config.max_wait_s,
+            admission=config.admission,
+        ),
         links=Links(config.nic_bytes_s, config.shm_bytes_s, config.message_s),
         inline_tokens=config.inline_tokens,
         pool_answers=False,  # the answers' token ids are unknown: no prompt could find their blocks

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shared.core.conductor.objectives import AdmissionMode
 from shared.core.costs.presets import PRESETS
 from tsukimi.compiled.load import use_compiled
 
@@ -28,11 +29,25 @@ def simulate(
         float, typer.Option(min=1.0, help="Pull a prefix if it is so many times as long as the local one.")
     ] = 1.0,
     ttft_slo: Annotated[
-        float, typer.Option(min=0.0, help="Refuse what would wait longer, in s; 0: nothing.")
+        float, typer.Option(min=0.0, help="Objective for the time to the first token, in s; 0: none.")
     ] = 0.0,
     tbt_slo: Annotated[
-        float, typer.Option(min=0.0, help="Refuse what would make steps longer, in s; 0: none.")
+        float, typer.Option(min=0.0, help="Objective for the time between tokens, in s; 0: none.")
     ] = 0.0,
+    admission: Annotated[
+        AdmissionMode,
+        typer.Option(help="What is refused for the objectives; none: nothing, they only measure."),
+    ] = "none",
+    max_wait: Annotated[
+        float, typer.Option(min=0.0, help="Refuse what would wait longer for its prefill, in s; 0: nothing.")
+    ] = 0.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            help="Wait for a prefix that is being computed, if the first token comes at most so late.",
+        ),
+    ] = 1.5,
     pool_tokens: Annotated[
         int, typer.Option(min=512, help="Memory of each cache node, in tokens.")
     ] = 3_000_000,
@@ -75,6 +90,9 @@ def simulate(
         seed=seed,
         ttft_slo_s=ttft_slo,
         tbt_slo_s=tbt_slo,
+        admission=admission,
+        max_wait_s=max_wait,
+        patience=patience,
         kv_tokens=kv_tokens,
         keep_blocks=keep_blocks,
         pool_tokens=pool_tokens,

@@ -16,7 +16,7 @@ from shared.protocol.requests import AttemptState, Reserved, TokenDelta
 from shared.protocol.sampling import SamplingParams
 from tsukimi.simulate.measure import Measures
 from tsukimi.simulate.timeline import Timeline
-from tsukimi.simulate.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from tsukimi.simulate.trace import TraceRequest
 from tsukimi.simulate.worker import SimulatedWorker
 
 GATEWAY = "gateway-0"
@@ -38,12 +38,19 @@ class SimulatedGateway:
     """Owns all requests."""
 
     def __init__(
-        self, cluster: Cluster, model: str, namespace: bytes, measures: Measures, ended: Callable[[], None]
+        self,
+        cluster: Cluster,
+        model: str,
+        namespace: bytes,
+        block_tokens: int,
+        measures: Measures,
+        ended: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._timeline = cluster.timeline
         self._model = model
         self._namespace = namespace
+        self._block_tokens = block_tokens
         self._measures = measures
         self._ended = ended
         self._machines: dict[AttemptId, tuple[RequestMachine, int]] = {}
@@ -69,7 +76,7 @@ class SimulatedGateway:
             choice=0,
             model=self._model,
             namespace=self._namespace,
-            block_tokens=TRACE_BLOCK_TOKENS,
+            block_tokens=self._block_tokens,
             prompt_tokens=request.prompt_tokens,
             prompt=b"",
             block_keys=request.block_keys,
