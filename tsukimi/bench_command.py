@@ -11,7 +11,7 @@ import typer
 
 from shared.io.models import DEFAULT_MODEL
 from tsukimi.errors import ToolError
-from tsukimi.options import DEFAULT_RUN_DIR, ModelOption, RunDirOption, UrlOption, wide_console
+from tsukimi.options import DEFAULT_RUN_DIR, ModelOption, NatsOption, RunDirOption, UrlOption, wide_console
 
 bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster.")
 
@@ -145,3 +145,37 @@ def bench_handoff(
 
     load = Load(model=model, requests=1, input_tokens=tokens, output_tokens=8, ignore_eos=True)
     handoff.bench_handoff(load, dtype, rounds, json, Console())
+
+
+@bench.command("trace")
+def bench_trace(
+    trace: Annotated[Path, typer.Argument(help="Requests, in the format of the Mooncake traces.")],
+    *,
+    url: UrlOption = "",
+    nats_url: NatsOption = "",
+    api_key: Annotated[
+        str, typer.Option("--api-key", envvar="TSUKIMI_API_KEY", help="Sent as a bearer token.")
+    ] = "",
+    scale: Annotated[float, typer.Option(min=1e-6, help="Of prompts' and answers' lengths.")] = 1 / 32,
+    requests: Annotated[int, typer.Option(min=1, help="Rows of the trace.")] = 200,
+    load: Annotated[
+        float, typer.Option(min=0.01, help="Share of the cluster's capacity, which is measured first.")
+    ] = 0.5,
+    speed: Annotated[float, typer.Option(min=0.0, help="Instead: so many times as fast as recorded.")] = 0.0,
+    max_output: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 1 << 20,
+    ttft_slo_s: Annotated[float, typer.Option(min=0.0, help="For the goodput; 0: none.")] = 0.0,
+    tbt_slo_s: Annotated[
+        float, typer.Option(min=0.0, help="On the mean of an answer's longest tenth of gaps; 0: none.")
+    ] = 0.0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """A recorded trace on a live cluster, beside the simulator fed with the same rows."""
+    from tsukimi.traffic import bench_trace as on_trace
+
+    given = on_trace.TraceLoad(
+        trace=trace, scale=scale, requests=requests, load=load, speed=speed, most_output_tokens=max_output,
+        ttft_slo_s=ttft_slo_s, tbt_slo_s=tbt_slo_s,
+    )  # fmt: skip
+    http, nats = on_trace.urls(url, nats_url, run_dir)
+    on_trace.bench_trace(given, http, nats, api_key, json, wide_console())

@@ -132,6 +132,11 @@ def _node(info: NodeInfo, load: NodeLoad | None) -> NodeStatus:
 
 async def ask(nats_url: str) -> ClusterStatus:
     """Call the roll and listen for a moment. Raises ToolError if no bus answers, or nobody on it."""
+    return (await listen(nats_url)).status(nats_url)
+
+
+async def listen(nats_url: str) -> RollBook:
+    """What `ask` is made of: every node's announcement and last heartbeat."""
     try:
         async with asyncio.timeout(CONNECT_S):
             bus = await connect(nats_url, name="status")
@@ -151,7 +156,7 @@ async def ask(nats_url: str) -> ClusterStatus:
         await bus.close()
     if not book.infos:
         raise ToolError(f"nats-server at {nats_url} answers, but no Tsukimi node does.")
-    return book.status(nats_url)
+    return book
 
 
 def to_json(status: ClusterStatus) -> str:

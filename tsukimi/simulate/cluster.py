@@ -117,12 +117,15 @@ class SimulatedCluster:
             "chunk_tokens": config.chunk_tokens,
             "max_waiting": 1 << 20,
         }
-        for i in range(config.prefill):
-            ref = _ref("cache", i, f"prefill-host-{i}")
+        holders: tuple[Role, int] = (
+            ("prefill", config.prefill) if config.prefill else ("decode", config.decode)
+        )
+        for i in range(holders[1] if config.cache is None else config.cache):
+            ref = _ref("cache", i, self._host(holders[0], i % holders[1]))
             pages = blocks_for(config.pool_tokens, block_tokens)
             self.caches[ref.node] = SimulatedCache(ref, pages, self.timeline, self._publish)
         for i in range(config.prefill):
-            ref = _ref("prefill", i, f"prefill-host-{i}")
+            ref = _ref("prefill", i, self._host("prefill", i))
             prefill = PrefillMachine(
                 PrefillConfig(
                     node=ref.node, incarnation=ref.incarnation, max_running=config.max_prefills, **common
@@ -130,7 +133,7 @@ class SimulatedCluster:
             )
             self._add(ref, prefill, spec)
         for i in range(config.decode):
-            ref = _ref("decode", i, f"decode-host-{i}")
+            ref = _ref("decode", i, self._host("decode", i))
             decode = DecodeMachine(
                 DecodeConfig(
                     node=ref.node,
@@ -138,10 +141,13 @@ class SimulatedCluster:
                     max_running=config.max_running,
                     headroom_tokens=1 << 20,
                     max_repeat=MAX_REPEAT,
-                    **common,
+                    **common | {"chunk_tokens": config.decode_chunk_tokens or config.chunk_tokens},
                 )
             )
             self._add(ref, decode, spec)
+
+    def _host(self, role: Role, number: int) -> str:
+        return "host" if self.config.one_host else f"{role}-host-{number}"
 
     def _add(self, ref: NodeRef, machine: PrefillMachine | DecodeMachine, spec: ModelSpec) -> None:
         self.workers[ref.node] = SimulatedWorker(

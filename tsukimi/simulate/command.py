@@ -21,7 +21,9 @@ def simulate(
     decode_policy: Annotated[
         str, typer.Option(help="Which decode node goes on: a name, or module:Class.")
     ] = "least_tbt",
-    prefill: Annotated[int, typer.Option(min=1, help="Prefill nodes, each with a cache node.")] = 8,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Prefill nodes, each with a cache node; 0: decode nodes prefill.")
+    ] = 8,
     decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 8,
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="Only the first so many; 0: all.")] = 0,

@@ -16,8 +16,14 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     policy: str = "kvcache_centric"
     decode_policy: str = "least_tbt"
     prefill: int = 8
-    """Prefill nodes, each on its own host with a cache node."""
+    """Prefill nodes, each on its own host. 0: decode nodes prefill."""
     decode: int = 8
+    """Decode nodes, each on its own host."""
+    cache: int | None = None
+    """Cache nodes, dealt out to the prefill nodes' hosts, or without prefill nodes to the decode nodes'. None: one a
+    host."""
+    one_host: bool = False
+    """Whether all nodes are on one host, as in a local cluster."""
     balancing_threshold: float = 1.0
     seed: int = 0
     ttft_slo_s: float = 0.0
@@ -38,6 +44,8 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     """Memory of each cache node, in tokens."""
     chunk_tokens: int = 131_072
     """Most prompt tokens of one prefill step."""
+    decode_chunk_tokens: int = 0
+    """Most prompt tokens of one step of a decode node that prefills; 0: as many as on a prefill node."""
     max_prefills: int = 1
     """Prompts that a prefill node loads and computes at a time."""
     inline_tokens: int = 0

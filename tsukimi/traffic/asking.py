@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from typing import Any
 
 import httpx
 from msgspec import Struct
 
 from tsukimi.client import Failed, Outcome, refused, take, unreachable
-from tsukimi.traffic.settings import Load
+from tsukimi.traffic.settings import Load, Prompt
 
 
 class Sample(Struct, frozen=True):
@@ -45,15 +46,22 @@ class Sample(Struct, frozen=True):
 
 
 async def ask(
-    http: httpx.AsyncClient, load: Load, prompt: str, number: int, due_s: float, start: float
+    http: httpx.AsyncClient,
+    load: Load,
+    prompt: Prompt,
+    number: int,
+    due_s: float,
+    start: float,
+    output_tokens: int = 0,
 ) -> Sample:
-    """Send one request. A failure of the request is not raised: it is in the sample. `start` is when the run began."""
+    """Send one request. A failure of the request is not raised: it is in the sample. `start` is when the run began.
+    `output_tokens`: other than the load's; 0: the load's."""
     outcome = Outcome()
     stamps: list[float] = []
     sent = time.perf_counter()
     failure: Failed | None = None
     try:
-        await _stream(http, load, prompt, outcome, stamps)
+        await _stream(http, load.path, load.body(prompt, output_tokens), outcome, stamps)
         if not stamps:
             raise Failed("no text", "the answer has no text.")
         if not outcome.whole:
@@ -80,10 +88,10 @@ async def ask(
 
 
 async def _stream(
-    http: httpx.AsyncClient, load: Load, prompt: str, outcome: Outcome, stamps: list[float]
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], outcome: Outcome, stamps: list[float]
 ) -> None:
     """Events that came in one read get the same time."""
-    async with http.stream("POST", load.path, json=load.body(prompt)) as response:
+    async with http.stream("POST", path, json=body) as response:
         if response.status_code != 200:
             await response.aread()
             raise refused(response)

@@ -7,6 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
+Prompt = str | list[int]
+"""Text, or token ids."""
+
 
 class Load(Struct, frozen=True, kw_only=True):
     """`rate` 0 is a closed loop: each of `concurrency` clients waits for its answer before it asks again. Else it is an
@@ -31,7 +34,7 @@ class Load(Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
-    def body(self, prompt: str, output_tokens: int = 0) -> dict[str, Any]:
+    def body(self, prompt: Prompt, output_tokens: int = 0) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": output_tokens or self.output_tokens,
