@@ -37,6 +37,7 @@ from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import TokenDelta
 from tsukimi.simulate.config import SimulationConfig
+from tsukimi.simulate.cores import SharedCores
 from tsukimi.simulate.gateway import FOREVER, SimulatedGateway
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.measure import Measures
@@ -59,6 +60,7 @@ class SimulatedCluster:
         self.config = config
         self.timeline = Timeline(config.message_s)
         self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
+        self._cores = SharedCores(self.timeline, config.cores) if config.cores else None
         self.measures = Measures(requests)
         register(POLICIES, config.policy, param="policy")
         register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
@@ -151,7 +153,7 @@ class SimulatedCluster:
 
     def _add(self, ref: NodeRef, machine: PrefillMachine | DecodeMachine, spec: ModelSpec) -> None:
         self.workers[ref.node] = SimulatedWorker(
-            ref, machine, spec, self.config.time_model, self, self._publish, self.measures.ran
+            ref, machine, spec, self.config.time_model, self, self._publish, self.measures.ran, self._cores
         )
 
     # -- the conductor -----------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     patience: float = 1.5
     """A prompt waits for a prefill under way that computes its prefix, if its first token comes at most so many times as
     late."""
+    cores: float = 0.0
+    """How many engines run at full speed side by side, if all are on one machine; 0: each has a machine to itself."""
     kv_tokens: int = 1_000_000
     """KV memory of each prefill and decode node, in tokens."""
     keep_blocks: bool = False

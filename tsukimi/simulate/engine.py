@@ -12,6 +12,7 @@ from shared.core.costs.model import mixed_s, repeat_s, step_s, steps_within
 from shared.core.worker.steps import InterruptRun, RunStep, SequenceResult, StepDone
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.ids import AttemptId
+from tsukimi.simulate.cores import SharedCores
 from tsukimi.simulate.timeline import Timeline
 
 TOKEN = 1
@@ -22,11 +23,13 @@ Ran = Callable[[list[AttemptId], float, float, int, float, float], None]
 
 
 class _Run:
-    __slots__ = ("command", "growth_s", "kv_tokens", "started_s", "step_s", "steps")
+    __slots__ = ("began_s", "command", "growth_s", "kv_tokens", "started_s", "step_s", "steps")
 
-    def __init__(self, command: RunStep, started_s: float) -> None:
+    def __init__(self, command: RunStep, started_s: float, began_s: float) -> None:
         self.command = command
         self.started_s = started_s
+        self.began_s = began_s
+        """By the engine's clock of work."""
         self.steps = 1
         self.step_s = 0.0
         self.growth_s = 0.0
@@ -37,10 +40,18 @@ class CostEngine:
     """One engine, with at most one running step. `done` gets each StepDone; `ran` gets what ran, for statistics."""
 
     def __init__(
-        self, cost: CostCoefficients, timeline: Timeline, done: Callable[[StepDone], None], ran: Ran
+        self,
+        cost: CostCoefficients,
+        timeline: Timeline,
+        done: Callable[[StepDone], None],
+        ran: Ran,
+        cores: SharedCores | None = None,
     ) -> None:
+        """`cores`: what it shares with other engines; None: it has its machine to itself."""
         self._cost = cost
         self._timeline = timeline
+        self._cores = cores
+        self._work: Timeline | SharedCores = timeline if cores is None else cores
         self._done = done
         self._ran = ran
         self._run: _Run | None = None
@@ -48,7 +59,9 @@ class CostEngine:
 
     def start(self, command: RunStep) -> None:
         assert self._run is None, "a step is out"
-        run = _Run(command, self._timeline.now)
+        if self._cores is not None:
+            self._cores.begin()
+        run = _Run(command, self._timeline.now, self._work.now)
         if command.up_to > 1:
             self._repeat(run)
         else:
@@ -82,7 +95,7 @@ class CostEngine:
         run = self._run
         if run is None or run.command.step != command.step or run.steps == 1:
             return
-        elapsed_s = self._timeline.now - run.started_s
+        elapsed_s = self._work.now - run.began_s
         batch = len(run.command.sequences)
         steps = steps_within(self._cost, batch, run.kv_tokens, elapsed_s) + 1
         if steps < run.steps:
@@ -93,20 +106,27 @@ class CostEngine:
         seconds = run.step_s
         if steps > 1:
             seconds = repeat_s(self._cost, len(run.command.sequences), run.kv_tokens, steps)
-        self._timeline.at(run.started_s + seconds, self._ended, (run, steps, seconds))
+        self._work.at(run.began_s + seconds, self._ended, (run, steps, seconds))
 
     def _ended(self, what: tuple[_Run, int, float]) -> None:
         run, steps, seconds = what
         if run is not self._run or steps != run.steps:
             return
         self._run = None
+        slower = 1.0
+        if self._cores is not None:
+            self._cores.end()
+            took_s = self._timeline.now - run.started_s
+            slower, seconds = took_s / seconds if seconds > 0.0 else 1.0, took_s
         self.busy_s += seconds
         sequences = run.command.sequences
         if run.command.up_to > 1:
             sampled = [s.attempt for s in sequences]
         else:
             sampled = [s.attempt for s in sequences if s.sample is not None]
-        self._ran(sampled, run.started_s, self._timeline.now, steps, run.step_s, run.growth_s)
+        self._ran(
+            sampled, run.started_s, self._timeline.now, steps, run.step_s * slower, run.growth_s * slower
+        )
         tokens = (TOKEN,) * steps
         if len(sampled) == len(sequences):
             results = [SequenceResult(attempt, tokens) for attempt in sampled]

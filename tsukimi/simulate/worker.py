@@ -15,6 +15,7 @@ from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.ids import AttemptId, NodeId, NodeRef
 from shared.protocol.model import ModelSpec
 from shared.protocol.requests import TokenDelta
+from tsukimi.simulate.cores import SharedCores
 from tsukimi.simulate.engine import CostEngine, Ran
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.pool import Publish, SimulatedCache
@@ -48,6 +49,7 @@ class SimulatedWorker:
         peers: Peers,
         publish: Publish,
         ran: Ran,
+        cores: SharedCores | None,
     ) -> None:
         self.ref = ref
         self.machine = machine
@@ -57,7 +59,7 @@ class SimulatedWorker:
         self._peers = peers
         self._publish = publish
         self._timeline = peers.hosts.timeline
-        self.engine = CostEngine(cost, self._timeline, self.feed, ran)
+        self.engine = CostEngine(cost, self._timeline, self.feed, ran, cores)
         self._handoffs: dict[AttemptId, Handoff] = {}
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
         self._turnover = -1

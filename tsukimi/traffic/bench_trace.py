@@ -21,10 +21,11 @@ from tsukimi.errors import ToolError
 from tsukimi.simulate.trace import read_trace
 from tsukimi.traffic.asking import Sample
 from tsukimi.traffic.settings import Load
+from tsukimi.traffic.trace_calibration import Undisturbed, calibrate
 from tsukimi.traffic.trace_load import replay_rows, saturated_rate
 from tsukimi.traffic.trace_report import TraceReport, compare, show
 from tsukimi.traffic.trace_rows import Prompts, ScaledTrace, as_simulated, scale_rows
-from tsukimi.traffic.trace_twin import simulate_rows, twin_config
+from tsukimi.traffic.trace_twin import compute_nodes, fitted_cost, simulate_rows, twin_config
 
 FIRST_ORDINARY_ID = 100
 """Token ids below it are often special ones."""
@@ -54,7 +55,7 @@ def bench_trace(
     """Raises ToolError if the cluster can't be reached or answers nothing, Invalid for a trace that can't be read."""
     if json is not None and not json.parent.is_dir():
         raise ToolError(f"there is no folder {json.parent} to write {json.name} to.")
-    infos, _ = _nodes(nats_url)
+    infos, loads = _nodes(nats_url)
     model = next((i.model for i in infos if i.role == "decode" and i.model is not None), None)
     if model is None:
         raise ToolError("no decode node has announced its model.")
@@ -77,6 +78,12 @@ def bench_trace(
         model=model.name, requests=len(rows), concurrency=SATURATION_CLIENTS, warmup=0, ignore_eos=True,
         ttft_slo_s=load.ttft_slo_s, tbt_slo_s=load.tbt_slo_s,
     )  # fmt: skip
+    undisturbed = uvloop.run(
+        calibrate(
+            url, api_key, asked, [i for i in ids if i not in avoid], fitted_cost(infos, loads),
+            context_tokens=model.context_tokens, prefills=len(compute_nodes(infos)[0]),
+        )
+    )  # fmt: skip
     capacity = 0.0
     speed = load.speed
     if not speed:
@@ -89,7 +96,7 @@ def bench_trace(
     with _progress(console, "trace", len(rows)) as told:
         samples = uvloop.run(replay_rows(url, api_key, asked, rows, prompts(), speed, told))
     _until_idle(nats_url)
-    report = _compared(load, trace, samples, capacity, speed, *_nodes(nats_url))
+    report = _compared(load, trace, samples, undisturbed, capacity, speed, *_nodes(nats_url))
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2) + b"\n")
     if not any(not s.reason for s in samples):
@@ -101,13 +108,14 @@ def _compared(
     load: TraceLoad,
     trace: ScaledTrace,
     samples: list[Sample],
+    undisturbed: Undisturbed,
     capacity: float,
     speed: float,
     infos: Sequence[NodeInfo],
     loads: Sequence[NodeLoad],
 ) -> TraceReport:
     """The twin gets each row at the time at which it was really sent."""
-    config = twin_config(infos, loads, policy=load.policy, message_s=MESSAGE_S)
+    config = twin_config(infos, loads, undisturbed, policy=load.policy, message_s=MESSAGE_S)
     config = msgspec.structs.replace(config, ttft_slo_s=load.ttft_slo_s, tbt_slo_s=load.tbt_slo_s)
     rows = msgspec.structs.replace(trace, rows=trace.rows[: load.requests])
     sent = {s.number: s.sent_s for s in samples}

@@ -22,7 +22,7 @@ async def replay_rows(
     """An open loop: every row is sent at its arrival time divided by `speed`, however many are unanswered."""
     tokens = [prompts.of(row) for row in rows]  # drawn beforehand: it must not make a sending late
     samples: list[Sample] = []
-    async with _http(url, api_key) as http, asyncio.TaskGroup() as requests:
+    async with http_to(url, api_key) as http, asyncio.TaskGroup() as requests:
         start = time.perf_counter()
 
         async def one(i: int, due_s: float) -> None:
@@ -44,7 +44,7 @@ async def saturated_rate(
     tokens = [prompts.of(row) for row in rows]
     numbers = iter(range(len(rows)))
     done = 0
-    async with _http(url, api_key) as http:
+    async with http_to(url, api_key) as http:
         start = time.perf_counter()
 
         async def client() -> None:
@@ -61,6 +61,6 @@ async def saturated_rate(
         return done / (time.perf_counter() - start)
 
 
-def _http(url: str, api_key: str) -> httpx.AsyncClient:
+def http_to(url: str, api_key: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(**http_options(url, api_key), limits=limits)

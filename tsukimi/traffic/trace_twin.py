@@ -13,24 +13,28 @@ from tsukimi.simulate.cluster import SimulatedCluster
 from tsukimi.simulate.config import SimulationConfig
 from tsukimi.simulate.report import report
 from tsukimi.simulate.trace import TraceRequest
+from tsukimi.traffic.trace_calibration import Undisturbed
 
 INLINE_TOKENS = 64
 """As a live conductor's default."""
 
 
 def twin_config(
-    infos: Sequence[NodeInfo], loads: Sequence[NodeLoad], *, policy: str, message_s: float
+    infos: Sequence[NodeInfo],
+    loads: Sequence[NodeLoad],
+    undisturbed: Undisturbed,
+    *,
+    policy: str,
+    message_s: float,
 ) -> SimulationConfig:
     """From the nodes' announcements and last heartbeats. Raises ToolError if no compute node has announced a model."""
     heard = {load.node: load for load in loads}
-    prefills = [i for i in infos if i.role == "prefill" and i.model is not None]
-    decodes = [i for i in infos if i.role == "decode" and i.model is not None]
+    prefills, decodes = compute_nodes(infos)
     caches = [i for i in infos if i.role == "cache"]
     if not decodes or decodes[0].model is None:
         raise ToolError("no decode node has announced its model.")
     layout = decodes[0].model.layout
     compute = [*prefills, *decodes]
-    cost = _joined([_cost(i, heard) for i in prefills or decodes], [_cost(i, heard) for i in decodes])
     pool_blocks = [heard[i.ref.node].kv_blocks or i.kv_blocks for i in caches if i.ref.node in heard]
     return SimulationConfig(
         policy=policy,
@@ -47,11 +51,25 @@ def twin_config(
         max_running=max(i.max_running for i in decodes),
         inline_tokens=INLINE_TOKENS,
         layout=layout,
-        coefficients=cost,
+        coefficients=undisturbed.cost,
+        cores=undisturbed.cores,
         nic_bytes_s=1.25e9,
         shm_bytes_s=4e9,
         message_s=message_s,
     )
+
+
+def compute_nodes(infos: Sequence[NodeInfo]) -> tuple[list[NodeInfo], list[NodeInfo]]:
+    """Prefill and decode nodes that serve a model."""
+    serving = [i for i in infos if i.model is not None]
+    return [i for i in serving if i.role == "prefill"], [i for i in serving if i.role == "decode"]
+
+
+def fitted_cost(infos: Sequence[NodeInfo], loads: Sequence[NodeLoad]) -> CostCoefficients:
+    """The nodes' own time models: prefill terms as prefill nodes have them on average, step terms as decode nodes."""
+    heard = {load.node: load for load in loads}
+    prefills, decodes = compute_nodes(infos)
+    return _joined([_cost(i, heard) for i in prefills or decodes], [_cost(i, heard) for i in decodes])
 
 
 def simulate_rows(config: SimulationConfig, requests: list[TraceRequest]) -> dict[str, Any]:
@@ -67,8 +85,6 @@ def _cost(info: NodeInfo, heard: dict[str, NodeLoad]) -> CostCoefficients:
 
 
 def _joined(prefills: Sequence[CostCoefficients], decodes: Sequence[CostCoefficients]) -> CostCoefficients:
-    """Prefill terms as prefill nodes have them on average, step terms as decode nodes have them."""
-
     def mean(costs: Sequence[CostCoefficients], field: str) -> float:
         return float(sum(getattr(c, field) for c in costs)) / len(costs)
 
