@@ -150,7 +150,7 @@ class Scheduler:
     def _assign(self, asked: Asked, plan: _Plan) -> None:
         request, now, decision = asked.request, asked.now, plan.decision
         work_s = decision.transfer_s + decision.prefill_s
-        if decision.waits:  # it occupies its node while it waits
+        if decision.waits:  # what comes behind it waits, too
             work_s += decision.queue_s - decision.candidate.queue_s
         for node_state, seconds in (
             (plan.prefill, work_s),

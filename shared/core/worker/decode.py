@@ -61,7 +61,7 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
             if sequence is None:
                 return
             if sequence.local:
-                self._computation.begin(sequence)
+                self._computation.begin(sequence, now)
             else:
                 self._landings.open(sequence, now)
         elif same_request(sequence.request, request):
@@ -140,14 +140,15 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
 
     def _run_planned(self, now: float) -> None:
         """Launch a step of those that have room for it, if there are any."""
-        ready = self._computation.ready()
+        computation = self._computation
+        ready = computation.ready()
         if not ready:
             return
-        plan, _ = self._computation.plan(self._with_room(ready, now))
+        plan, _ = computation.plan(self._with_room(ready, now))
         if plan:
-            self._computation.changed = False
+            computation.changed = False
             up_to = self._repeats(plan) if self.config.max_repeat > 1 else 1
-            self._out.commands.append(self._inflight.launch(plan, up_to))
+            computation.launch(plan, now, up_to)
 
     def _repeats(self, plan: list[tuple[DecodeSequence, int]]) -> int:
         """How many steps may run before anything has to change."""

@@ -151,7 +151,7 @@ class WorkerMachine(ABC, Generic[S]):
             kv_blocks=pool.total,
             kv_blocks_held=pool.held,
             kv_blocks_cached=pool.cached,
-            queue_s=predictions.backlog_s if predictions.backlog_s > 0.0 else 0.0,
+            queue_s=self._queue_s(now),
             batch_tokens=table.tokens if self.role == "decode" else 0,
             attempts=table.attempts(),
             counters=self.counters.copy() if totals else {},
@@ -161,7 +161,18 @@ class WorkerMachine(ABC, Generic[S]):
             cost_given=not predictions.learns,
         )
 
+    def _queue_s(self, now: float) -> float:
+        """Predicted seconds until a prompt that comes now would be begun."""
+        predictions = self._predictions
+        if not predictions.backlog_s > 0.0:
+            return 0.0
+        if self.role != "decode":
+            return predictions.queue_s(self._table.live.values(), now)
+        decoding = [s.wanted for s in self._table.active.values() if s.decoding]
+        return predictions.queue_s(self._table.live.values(), now, len(decoding), sum(decoding))
+
     def check(self) -> None:
+        self._computation.check()
         check_attempts(self._table, self.worker)
         check_pages(self._table, self.pool, self.worker.block_tokens)
         check_step(self._table, self._computation.inflight)

@@ -9,6 +9,8 @@ cached in the node's own memory until their pages are needed.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from shared.core.kv.block_keys import TOKEN_BYTES, blocks_for
 from shared.core.machine import Ticked
 from shared.core.worker import events as w
@@ -30,6 +32,9 @@ from shared.core.worker.validation import bad_tokens, misfit, never_fits, overlo
 from shared.protocol.errors import TsukimiError
 from shared.protocol.ids import AttemptId
 from shared.protocol.requests import Accepted, PrefillJob, TokenDelta
+
+MOST_LOOKED_AT = 16
+"""Waiting prompts among which one is looked for that fits into a gap."""
 
 
 class PrefillMachine(WorkerMachine[PrefillSequence]):
@@ -63,32 +68,34 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
             self._out.reply(event.ask, Accepted(job.attempt))
             return
         prompt_tokens = job.prompt_tokens or len(job.tokens) // TOKEN_BYTES
-        error = self._unfit(job, prompt_tokens) or table.admit_owner(job, now)
+        error = self._unfit(job, prompt_tokens, now) or table.admit_owner(job, now)
         if error is not None:
             table.refuse(event.ask, job, error)
             return
         sequence = new_sequence(job, prompt_tokens, now)
         table.accept(sequence)
-        self._predictions.expect_prefill(sequence)
+        sequence.came_s = now
+        self._predictions.accepted(sequence, now)
         if sequence.deadline:
             self._deadlines.set(sequence.deadline, sequence.attempt)
         self._out.reply(event.ask, Accepted(job.attempt))
 
-    def _unfit(self, job: PrefillJob, prompt_tokens: int) -> TsukimiError | None:
+    def _unfit(self, job: PrefillJob, prompt_tokens: int, now: float) -> TsukimiError | None:
         config = self.worker
         return (
             misfit(config, job, prompt_tokens)
             or bad_tokens(config, job.tokens, prompt_tokens)
             or never_fits(config, prompt_tokens)
-            or (overloaded("the prefill queue is full", self._place_in_s()) if self._full() else None)
+            or (overloaded("the prefill queue is full", self._place_in_s(now)) if self._full() else None)
         )
 
     def _full(self) -> bool:
         return len(self._waiting) >= self.worker.max_waiting
 
-    def _place_in_s(self) -> float:
+    def _place_in_s(self, now: float) -> float:
         """When the queue will be one shorter."""
-        return self._predictions.backlog_s / max(1, len(self._table.live))
+        live = self._table.live
+        return self._predictions.queue_s(live.values(), now) / max(1, len(live))
 
     def _on_ticked(self, event: Ticked, now: float) -> None:
         for attempt in self._deadlines.due(now):
@@ -106,15 +113,31 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
     # -- computing and streaming -----------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        while self._waiting and len(self._active) < self.worker.max_running:
-            if not self._begin_first(now):
+        while self._waiting:
+            place = len(self._active) < self.worker.max_running
+            if not (self._begin_first(now) if place else self._begin_meanwhile(now)):
                 break
         if self._active and self._computation.inflight.out is None:
-            self._run_planned()
+            self._run_planned(now)
+
+    def _begin_meanwhile(self, now: float) -> bool:
+        """Let a prompt begin that is predicted to be done before those that hold all places get the blocks they wait for.
+        Without that, the engine would idle."""
+        if len(self._active) > self.worker.max_running or self._computation.inflight.out is not None:
+            return False
+        gap_s = self._predictions.gap_s(self._active.values(), now)
+        if not gap_s:
+            return False
+        for sequence in islice(self._waiting.values(), MOST_LOOKED_AT):
+            if sequence.expected_s <= gap_s and not self._predictions.awaits(sequence):
+                return self._begin(sequence, now)
+        return False
 
     def _begin_first(self, now: float) -> bool:
         """Let the first that waits begin, or end it if it is too late; False if there are no pages for it."""
-        sequence = next(iter(self._waiting.values()))
+        return self._begin(next(iter(self._waiting.values())), now)
+
+    def _begin(self, sequence: PrefillSequence, now: float) -> bool:
         if sequence.deadline and now >= sequence.deadline:
             self._table.end(sequence, now, "failed", "deadline_exceeded")
             return True
@@ -124,16 +147,16 @@ class PrefillMachine(WorkerMachine[PrefillSequence]):
         if not take_pages(self.pool, sequence, blocks, self.worker.block_tokens):
             self._blocked = (sequence.attempt, self.pool.available)
             return False
-        self._computation.begin(sequence)
+        self._computation.begin(sequence, now)
         return True
 
-    def _run_planned(self) -> None:
+    def _run_planned(self, now: float) -> None:
         """Launch a step of all that are ready, if there are any."""
         plan, begun = self._computation.plan(self._computation.ready())
         for sequence in begun:
             self._open_streams(sequence)
         if plan:
-            self._out.commands.append(self._computation.inflight.launch(plan))
+            self._computation.launch(plan, now)
 
     def _open_streams(self, sequence: PrefillSequence) -> None:
         """To where the KV goes from here; what was reused is sent at once."""

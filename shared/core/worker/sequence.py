@@ -34,6 +34,8 @@ class SequenceState:
     """How many were begun."""
     fetching: int = -1
     """First block of the fetch that is out; -1: none."""
+    came_s: float = 0.0
+    """When it was accepted."""
     void: bool = False
     """Its last step failed: what that wrote into its pages, and streamed, is worth nothing until it is run again."""
     pool_open: bool = False

@@ -8,6 +8,7 @@ from shared.core.kv.pool import BlockPool
 from shared.core.worker.attempts import AttemptTable
 from shared.core.worker.computing.batching import plan_step
 from shared.core.worker.computing.inflight_step import InflightStep
+from shared.core.worker.computing.joining import Joining
 from shared.core.worker.computing.predictions import Predictions
 from shared.core.worker.computing.prefix import key_blocks, match_more, next_fetch
 from shared.core.worker.config import WorkerConfig
@@ -43,6 +44,7 @@ class Computation(Generic[S]):
         self.inflight: InflightStep[S] = InflightStep()
         self.changed = False
         """Since somebody looked last, a sequence became ready, or one in the step that is out has ended."""
+        self._joining: Joining[S] = Joining(worker.block_tokens)
         self._worker = worker
         self._pool = pool
         self._out = out
@@ -55,14 +57,16 @@ class Computation(Generic[S]):
         """The sequence has ended: nothing more of it is computed."""
         self.changed |= sequence.in_step
         self._predictions.forget(sequence, last=not self._table.live)
+        if self._pool.keeps:
+            self._joining.retired(sequence)
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 
-    def begin(self, sequence: S) -> None:
+    def begin(self, sequence: S, now: float) -> None:
         """The sequence has its pages now: fetch what others have of its prefix."""
         self._table.activate(sequence)
         self._predictions.expect_prefill(sequence)
-        self._fetch_more(sequence)
+        self._fetch_more(sequence, now)
 
     def fetched(self, event: BlocksFetched, now: float) -> None:
         table, block_tokens = self._table, self._worker.block_tokens
@@ -82,17 +86,18 @@ class Computation(Generic[S]):
         elif tokens:
             self._predictions.learn_fetch(tokens, event.seconds)
         key_blocks(self._pool, sequence, block_tokens)
-        self._predictions.expect_prefill(sequence)
-        self._fetch_more(sequence)
+        self._predictions.fetch_ended(sequence)
+        self._fetch_more(sequence, now)
 
-    def _fetch_more(self, sequence: S) -> None:
+    def _fetch_more(self, sequence: S, now: float) -> None:
         """Ask the next source; with none left the sequence is ready to be computed."""
-        fetch = next_fetch(sequence, self._worker.namespace, self._worker.block_tokens)
+        fetch = next_fetch(sequence, self._worker.namespace, self._worker.block_tokens, now)
         if fetch is None:
             sequence.fetching = -1
             self.changed = True
             return
         sequence.fetching = fetch.source.first_block
+        self._predictions.fetch_begun(sequence, fetch, now)
         self._out.commands.append(fetch)
 
     # -- planning a step -------------------------------------------------------------------------------------------
@@ -103,15 +108,23 @@ class Computation(Generic[S]):
 
     def plan(self, rows: list[S]) -> tuple[list[tuple[S, int]], list[S]]:
         """What the next step computes of ready sequences, and those of them whose first chunk that is: what is in memory
-        by now is what they reused. Empty when none may run."""
+        by now is what they reused. Who can reuse what another one is computing waits for that. Empty when none may
+        run."""
+        alone = self.inflight.suspecting
         rows = self.inflight.suspects_first(rows)
         if not rows:
             return [], []
         worker = self._worker
         prompts = [s for s in rows if s.computed < s.prompt_tokens]
+        join: list[S] = []
         for sequence in prompts:
             if sequence.answer.cached_tokens is None:
-                match_more(self._pool, sequence, worker.block_tokens)
+                if match_more(self._pool, sequence, worker.block_tokens):
+                    self._predictions.expect_prefill(sequence)
+                if self._pool.keeps and self._joining.waits(sequence) and not alone:
+                    join.append(sequence)
+        if join:
+            rows = [s for s in rows if s not in join]
         plan = plan_step(
             rows,
             chunk_tokens=worker.chunk_tokens,
@@ -126,6 +139,14 @@ class Computation(Generic[S]):
             self._counters["cached_tokens"] += sequence.computed
         return plan, begun
 
+    def launch(self, plan: list[tuple[S, int]], now: float, up_to: int = 1) -> None:
+        """Run the planned step."""
+        self._predictions.step_begun(plan, now)
+        self._out.commands.append(self.inflight.launch(plan, up_to))
+
+    def check(self) -> None:
+        self._joining.check(self._table.live)
+
     # -- the end of a step -----------------------------------------------------------------------------------------
 
     def step_done(self, event: StepDone, now: float) -> None:
@@ -133,6 +154,7 @@ class Computation(Generic[S]):
         if inflight.out is None or event.step != inflight.step:
             self._table.late()
             return
+        self._predictions.step_ended()
         if self._predictions.learns:
             self._predictions.learn_step(inflight.out, event)
         if inflight.decodes and not self._worker.stream_tokens:
@@ -156,6 +178,7 @@ class Computation(Generic[S]):
             self._table.late()
             return
         self._counters["steps_failed"] += 1
+        self._predictions.step_ended()
         for sequence, _ in plan:
             sequence.void = True
             if sequence.ended:

@@ -11,6 +11,9 @@ from shared.core.worker.sequence import SequenceState
 from shared.core.worker.transfers import FetchBlocks
 from shared.protocol.requests import BlockSource
 
+LEAST_WAIT_S = 1e-3
+"""A source whose blocks are overdue is still one that has to be waited for."""
+
 
 def reusable(sequence: SequenceState, block_tokens: int) -> int:
     keys, most = len(sequence.keys), reusable_blocks(sequence.prompt_tokens, block_tokens)
@@ -31,24 +34,28 @@ def take_pages(pool: BlockPool, sequence: SequenceState, blocks: int, block_toke
     return True
 
 
-def match_more(pool: BlockPool, sequence: SequenceState, block_tokens: int) -> None:
-    """Before anything is computed or streamed: use what neighbours with the same prefix have computed since."""
+def match_more(pool: BlockPool, sequence: SequenceState, block_tokens: int) -> bool:
+    """Before anything is computed or streamed: use what neighbours with the same prefix have computed since. Whether that
+    was anything."""
     if not pool.keeps:
-        return
+        return False
     have = sequence.computed // block_tokens
     keys = sequence.keys[have : reusable(sequence, block_tokens)]
     matched = pool.match(keys)
     if not matched:
-        return
+        return False
     end = have + len(matched)
     pool.unpin(sequence.pages[have:end])
     sequence.pages[have:end] = matched
     sequence.page_table = ()
     sequence.keyed = end
     sequence.computed = end * block_tokens
+    return True
 
 
-def next_fetch(sequence: SequenceState, namespace: bytes, block_tokens: int) -> FetchBlocks | None:
+def next_fetch(
+    sequence: SequenceState, namespace: bytes, block_tokens: int, now: float
+) -> FetchBlocks | None:
     """The next source that continues the run; None when none does. A source that failed is not asked again, but a later
     one that covers the same blocks is."""
     have = sequence.computed // block_tokens
@@ -59,9 +66,12 @@ def next_fetch(sequence: SequenceState, namespace: bytes, block_tokens: int) -> 
         end = min(source.first_block + source.blocks, most)
         if source.first_block <= have < end:
             sequence.fetches += 1
+            ready_in_s = source.ready_in_s
+            if ready_in_s > 0.0:
+                ready_in_s = max(LEAST_WAIT_S, ready_in_s - (now - sequence.came_s))
             return FetchBlocks(
                 sequence.attempt,
-                BlockSource(source.holder, have, end - have, source.ready_in_s),
+                BlockSource(source.holder, have, end - have, ready_in_s),
                 namespace,
                 sequence.keys[have:end],
                 tuple(sequence.pages[have:end]),

@@ -109,14 +109,14 @@ def test_at_most_the_blocks_before_the_last_token_are_reusable() -> None:
 
 def test_sources_are_asked_for_what_continues_the_run() -> None:
     s = sequence(21, sources=(source(2, 2), source(0, 1), source(1, 9)), pages=list(range(6)))
-    fetch = next_fetch(s, NAMESPACE, BLOCK)
+    fetch = next_fetch(s, NAMESPACE, BLOCK, 0.0)
     assert fetch is not None
     assert fetch.source == source(0, 1)
     s.computed = BLOCK
-    fetch = next_fetch(s, NAMESPACE, BLOCK)
+    fetch = next_fetch(s, NAMESPACE, BLOCK, 0.0)
     assert fetch is not None
     assert (fetch.source, fetch.pages) == (source(1, 4), (1, 2, 3, 4))
-    assert next_fetch(s, NAMESPACE, BLOCK) is None
+    assert next_fetch(s, NAMESPACE, BLOCK, 0.0) is None
 
 
 def test_the_expected_prefix_joins_own_blocks_and_sources() -> None:
