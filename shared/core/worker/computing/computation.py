@@ -103,28 +103,28 @@ class Computation(Generic[S]):
     # -- planning a step -------------------------------------------------------------------------------------------
 
     def ready(self) -> list[S]:
-        """Those whose prefix is there."""
-        return [s for s in self._table.active.values() if s.fetching < 0]
+        """Those whose prefix is there. What neighbours have computed by now is reused; who can reuse what a neighbour is
+        computing waits for that, and keeps nobody else from a place in the step."""
+        there = [s for s in self._table.active.values() if s.fetching < 0]
+        if self.inflight.suspecting:
+            return self.inflight.next_suspect_first(there)
+        if not self._pool.keeps:
+            return there
+        return [s for s in there if s.answer.cached_tokens is not None or not self._waits(s)]
+
+    def _waits(self, sequence: S) -> bool:
+        if match_more(self._pool, sequence, self._worker.block_tokens):
+            self._predictions.expect_prefill(sequence)
+        return self._joining.waits(sequence)
 
     def plan(self, rows: list[S]) -> tuple[list[tuple[S, int]], list[S]]:
         """What the next step computes of ready sequences, and those of them whose first chunk that is: what is in memory
-        by now is what they reused. Who can reuse what another one is computing waits for that. Empty when none may
-        run."""
-        alone = self.inflight.suspecting
+        by now is what they reused. Empty when none may run."""
         rows = self.inflight.suspects_first(rows)
         if not rows:
             return [], []
         worker = self._worker
         prompts = [s for s in rows if s.computed < s.prompt_tokens]
-        join: list[S] = []
-        for sequence in prompts:
-            if sequence.answer.cached_tokens is None:
-                if match_more(self._pool, sequence, worker.block_tokens):
-                    self._predictions.expect_prefill(sequence)
-                if self._pool.keeps and self._joining.waits(sequence) and not alone:
-                    join.append(sequence)
-        if join:
-            rows = [s for s in rows if s not in join]
         plan = plan_step(
             rows,
             chunk_tokens=worker.chunk_tokens,

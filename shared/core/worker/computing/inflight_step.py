@@ -127,6 +127,13 @@ class InflightStep(Generic[S]):
         """Whether some sequence has yet to run alone."""
         return bool(self._suspects)
 
+    def next_suspect_first(self, rows: list[S]) -> list[S]:
+        """The same sequences, the suspect whose turn it is in front: it gets a place in the step, whoever came before."""
+        for suspect in self._suspects:
+            if not suspect.ended:
+                return sorted(rows, key=lambda s: s is not suspect)
+        return rows
+
     def suspects_first(self, rows: list[S]) -> list[S]:
         """Of the sequences that could run, those that may run together: one suspect alone, while there are any."""
         self._retried = None
