@@ -25,8 +25,6 @@ class Config(NodeConfig, frozen=True, kw_only=True):
     """Answer tokens for which room is reserved together with the prompt; more room is taken as needed."""
     reservation_lease_s: PositiveS = 30.0
     """Longest silence, in seconds, of a prefill node that has begun to write."""
-    tbt_limit_s: Annotated[float, Meta(ge=0)] = 0.0
-    """A prompt that has arrived is given up if it would make steps longer than this, in seconds; 0: no limit."""
 
     def machine(
         self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
@@ -46,5 +44,4 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             cost=cost,
             headroom_tokens=self.headroom_tokens,
             reservation_lease_s=self.reservation_lease_s,
-            tbt_limit_s=self.tbt_limit_s,
         )

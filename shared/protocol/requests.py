@@ -110,6 +110,10 @@ class ReserveRequest(Struct, frozen=True, tag="reserve_request"):
     """Index in the answer of the first token this attempt makes (> 0 after a failover)."""
     tokens: bytes = b""
     """Prompt token ids, little-endian u32. Set if sampling needs them and `local` is None."""
+    tbt_limit_s: float = 0.0
+    """As in the Placement. A sequence that lands here is told of at once (TokenDelta without tokens), or refused."""
+    moves: int = 0
+    """How often a decode node gave this answer up before. Who has moved more often gives way later."""
 
 
 class Reserved(Struct, frozen=True, tag="reserved"):
@@ -160,10 +164,10 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 # -- tokens: prefill, decode -> gateway ------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "length", "moved", "failed"]
+FinishReason = Literal["stop", "length", "moved", "failed", "refused"]
 """stop: an EOS token (it is the last token of the delta); length: max_new_tokens reached; moved: the node gave
 the sequence up (drain, preemption, lost or corrupt KV), so place it again; failed: this request can't be served (see
-error)."""
+error); refused: steps would become too long with it, so try again after retry_after_s."""
 
 
 class TokenDelta(Struct, frozen=True, array_like=True):
@@ -178,6 +182,8 @@ class TokenDelta(Struct, frozen=True, array_like=True):
     error: str = ""
     cached_tokens: int | None = None
     """On the delta with the attempt's first token: prompt tokens whose KV was reused, not computed."""
+    retry_after_s: float = 0.0
+    """With `refused`: when there is room, as predicted."""
 
 
 class TokenBatch(Struct, frozen=True, tag="token_batch"):

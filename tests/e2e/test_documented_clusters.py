@@ -13,6 +13,7 @@ from tests.support.claims import CLUSTERS, claimed
 from tests.support.documented import write_python
 from tests.support.processes.spawn import wait_until
 from tests.support.typed import Terminal
+from tests.support.worlds.traces import dialogues
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,7 @@ EXPERIMENTS = "docs/experiments.md"
 BRIEF = {
     "tsukimi bench serve": " --requests 6 --input-tokens 64 --output-tokens 4",
     "tsukimi bench prefix": " --tokens 200 --rounds 1",
+    "tsukimi bench trace TRACE": " --requests 6 --speed 50 --max-output 4",
 }
 """What makes a benchmark short."""
 
@@ -77,12 +79,15 @@ def test_a_cluster_answers(terminal: Terminal, text: str) -> None:
 
 @pytest.mark.parametrize("text", commands("test_a_command_on_a_cluster"))
 def test_a_command_on_a_cluster(cluster: Terminal, text: str) -> None:
+    if text.endswith("TRACE"):
+        (cluster.folder / "TRACE").write_bytes(b"\n".join(dialogues(6)))
     said = chat(cluster) if text == "tsukimi chat" else cluster.type(text + BRIEF.get(text, ""))
     expected = {
         "tsukimi status": "decode-1",
         "tsukimi chat": "first token after",
         "tsukimi bench serve": "6 of 6 requests completed",
         "tsukimi bench prefix": "cold",
+        "tsukimi bench trace TRACE": "6 completed",
         "tsukimi logs decode-0": "ready",
     }
     assert expected[text] in said

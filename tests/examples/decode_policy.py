@@ -20,9 +20,10 @@ class FillOneFirst:
         """The conductor's own options; this policy needs none of them."""
 
     def choose(self, view: DecodeView) -> DecodeCandidate:
-        """The busiest node that is not full; where all are full, the one with the shortest steps."""
+        """The busiest node that is not full, of equal ones the first by name; where all are full, the one with the
+        shortest steps."""
         roomy = view.with_room()
         unfilled = [c for c in roomy if view.tbt_s(c) <= self.most_tbt_s]
         if not unfilled:
             return min(roomy, key=view.tbt_s)
-        return max(unfilled, key=lambda c: c.requests)
+        return min(unfilled, key=lambda c: (-c.requests, c.ref.node))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.core.costs.presets import LLAMA2_70B_8XA800
 from shared.core.request.events import Deliver, Finish
 from shared.protocol.errors import WireError
 from tsukimi.simulate.measure import Measures, mean_of_longest, spread
@@ -17,7 +18,7 @@ def requests(count: int) -> list[TraceRequest]:
 
 
 def test_failures_are_counted_apart_and_in_no_time() -> None:
-    measures = Measures(requests(10))
+    measures = Measures(requests(10), LLAMA2_70B_8XA800)
     for i in range(9):
         measures.delivered(i, Deliver(0, (1,)), i + 2.0)
         measures.finished(i, f"a{i}", Finish("length", 1000, 10, 500))
@@ -31,7 +32,7 @@ def test_failures_are_counted_apart_and_in_no_time() -> None:
 
 
 def test_a_request_that_fails_after_its_first_token_counts_in_no_time_either() -> None:
-    measures = Measures(requests(2))
+    measures = Measures(requests(2), LLAMA2_70B_8XA800)
     measures.delivered(0, Deliver(0, (1,)), 100.0)
     measures.failed(0, WireError("unavailable"))
     assert measures.summary()["ttft_s"]["mean"] == 0.0
@@ -39,7 +40,7 @@ def test_a_request_that_fails_after_its_first_token_counts_in_no_time_either() -
 
 
 def test_time_between_tokens_spans_runs_and_the_hand_over() -> None:
-    measures = Measures(requests(1))
+    measures = Measures(requests(1), LLAMA2_70B_8XA800)
     measures.ran(("a",), 0.0, 1.0, 1, 1.0, 0.0)
     measures.ran(("a", "b"), 1.5, 1.7, 2, 0.1, 0.0)
     measures.ran(("b",), 1.7, 2.2, 5, 0.1, 0.0)

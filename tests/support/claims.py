@@ -50,7 +50,8 @@ CLAIMS = (
     Claim(r".*", r"tsukimi up( --(prefill|decode) \d| --set decode\S+)*", f"{CLUSTERS}::test_a_cluster_answers"),
     Claim("README.md", r"tsukimi up --use prefill=mypackage\.myprefill", f"{CLUSTERS}::test_a_service_in_a_package"),
     Claim(
-        r".*", r"tsukimi (status|chat|bench (prefix|serve)|logs decode-0)", f"{CLUSTERS}::test_a_command_on_a_cluster"
+        r".*", r"tsukimi (status|chat|bench (prefix|serve|trace TRACE)|logs decode-0)",
+        f"{CLUSTERS}::test_a_command_on_a_cluster",
     ),
     Claim("README.md", r"tsukimi down", f"{CLUSTERS}::test_a_cluster_answers"),
     Claim(r"docs/experiments\.md", r"PYTHONPATH=\. tsukimi up --policy \S+", f"{CLUSTERS}::test_the_policy_serves"),

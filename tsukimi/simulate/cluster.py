@@ -61,7 +61,7 @@ class SimulatedCluster:
         self.timeline = Timeline(config.message_s)
         self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
         self._cores = SharedCores(self.timeline, config.cores) if config.cores else None
-        self.measures = Measures(requests)
+        self.measures = Measures(requests, config.time_model)
         register(POLICIES, config.policy, param="policy")
         register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
         self.conductor = ConductorMachine(_conductor_config(config))

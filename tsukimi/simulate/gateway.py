@@ -161,7 +161,7 @@ class SimulatedGateway:
         self._forget(event)
 
     def _fail(self, machine: RequestMachine, number: int, event: Any, command: ev.Fail) -> None:
-        self._measures.failed(number, command.error)
+        self._measures.failed(number, command.error, machine.cached_tokens)
         self._forget(event)
 
     def _asking(

@@ -7,7 +7,9 @@ from math import ceil
 from operator import itemgetter
 from typing import Any
 
+from shared.core.costs.model import compute_s
 from shared.core.request.events import Deliver, Finish
+from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId
 from tsukimi.simulate.trace import TraceRequest
@@ -35,8 +37,12 @@ class _Story:
 class Measures:
     """Collects during the run; `summary` is for its end. The same run gives the same summary, bit for bit."""
 
-    def __init__(self, requests: list[TraceRequest]) -> None:
+    def __init__(self, requests: list[TraceRequest], cost: CostCoefficients) -> None:
+        """`cost`: what computing a prompt takes."""
         self._requests = requests
+        self._cost = cost
+        self._wasted = 0
+        self._wasted_s = 0.0
         self._ttft_s: dict[int, float] = {}
         self._tbt_s: dict[int, float] = {}
         self._ended: dict[int, Finish] = {}
@@ -85,10 +91,15 @@ class Measures:
         if story is not None and story.intervals:
             self._tbt_s[number] = mean_of_longest(story.intervals)
 
-    def failed(self, number: int, error: WireError) -> None:
-        """The request failed. Its times are not counted."""
+    def failed(self, number: int, error: WireError, cached_tokens: int | None = None) -> None:
+        """The request failed. Its times are not counted. `cached_tokens`: reused of its prompt; None: the prompt was not
+        computed, so that nothing is wasted."""
         self._errors[error.code] += 1
         self._ttft_s.pop(number, None)
+        if cached_tokens is not None:
+            self._wasted += 1
+            prompt = self._requests[number].prompt_tokens
+            self._wasted_s += compute_s(self._cost, cached_tokens, prompt - cached_tokens)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 
@@ -102,6 +113,8 @@ class Measures:
             "rejected": rejected,
             "failed": sum(self._errors.values()) - rejected,
             "errors": dict(sorted(self._errors.items())),
+            "wasted_prefills": self._wasted,
+            "wasted_prefill_s": self._wasted_s,
             "prompt_tokens": prompt,
             "cached_tokens": cached,
             "output_tokens": sum(f.completion_tokens for f in self._ended.values()),

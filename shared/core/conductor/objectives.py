@@ -29,7 +29,7 @@ class Objectives(Struct, frozen=True):
     max_wait_s: float = 0.0
     """Longest wait for the start of the prefill, whatever the prompt itself takes; 0: any."""
     admission: AdmissionMode = "predictive"
-    tbt_fill: float = 0.95
+    tbt_fill: float = 0.9
     """Share of the TBT objective that steps may take when a sequence joins the batch. The rest is left to the KVCache
     that its sequences will grow by."""
     shadow: bool = False

@@ -32,14 +32,18 @@ def _take(choice: ChoiceState, node: NodeId, delta: TokenDelta, now: float) -> N
     if tokens:
         choice.retry_policy.progressed()
         cached = (choice.cached_tokens or 0) if index == 0 else None
-        choice.commands.append(ev.Deliver(index, tokens, logprobs, cached))
+        choice.deliver(ev.Deliver(index, tokens, logprobs, cached))
+    if attempt.accepted:
+        choice.show()
     if reason := attempt.how_complete(choice.spec, choice.order, tokens):
         choice.drop_attempt("complete", all_but=node if attempt.end else "")
         choice.finish(reason, choice.order.next_index)
     elif delta.finish == "moved":
         choice.retry_policy.avoid(attempt.life_of(node), now)
-        choice.retry_policy.retry = True
+        choice.retry_policy.moved()
         choice.try_again(now, WireError("unavailable", delta.error or "the node gave the request up"))
+    elif delta.finish == "refused":
+        choice.fail(WireError("overloaded", delta.error, retry_after_s=delta.retry_after_s))
     elif delta.finish == "failed":
         choice.fail(blame(delta.error, choice.spec.sampling, choice.order.next_index))
     else:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Literal
 
-from shared.core.kv.block_keys import TOKEN_BYTES, extend_chain, pack_tokens, root_key, unpack_tokens
+from shared.core.kv.block_keys import (
+    KEY_BYTES,
+    TOKEN_BYTES,
+    extend_chain,
+    pack_tokens,
+    root_key,
+    unpack_tokens,
+)
 from shared.core.request.events import ChoiceSpec, LifecycleConfig
 from shared.core.request.token_order import TokenOrder
 from shared.protocol.errors import WireError
@@ -42,6 +50,8 @@ class Attempt:
         self.end: dict[int, End] = {}
         """How long the whole answer is and why it ends there, by a node's word."""
         self.decode_heard = False
+        self.accepted = True
+        """False while the decode node may still refuse the sequence, so that no token is shown."""
         self.prefill_lost = False
         self.asked: set[NodeId] = set()
         """Nodes with a sync question out."""
@@ -51,6 +61,8 @@ class Attempt:
 
     def use(self, prefill: NodeRef | None, decode: NodeRef | None) -> None:
         self.prefill, self.decode = prefill, decode
+        limited = self.placement is not None and self.placement.tbt_limit_s > 0.0
+        self.accepted = not limited or prefill is None or decode is None
         self._lives = {ref.node: ref.incarnation for ref in (prefill, decode) if ref is not None}
 
     def on(self, node: NodeId, incarnation: Incarnation) -> bool:
@@ -69,8 +81,9 @@ class Attempt:
         self.unanswered = self.stuck = 0
         if delta.finish in ("stop", "length"):
             self.end[delta.index + len(delta.tokens)] = delta.finish
-        if self.decode is not None and node == self.decode.node and delta.tokens:
-            self.decode_heard = True
+        if self.decode is not None and node == self.decode.node:
+            self.accepted |= delta.finish != "refused"
+            self.decode_heard |= bool(delta.tokens)
 
     def how_complete(self, spec: ChoiceSpec, order: TokenOrder, new: Sequence[int]) -> End | None:
         """Why the answer is whole now that `new` tokens came; None if it is not."""
@@ -159,7 +172,7 @@ def place_request(
 
 
 def reserve_request(
-    spec: ChoiceSpec, attempt: Attempt, answer: Sequence[int], budget_s: float
+    spec: ChoiceSpec, attempt: Attempt, answer: Sequence[int], budget_s: float, moves: int
 ) -> ReserveRequest:
     assert attempt.decode is not None
     assert attempt.placement is not None
@@ -183,6 +196,8 @@ def reserve_request(
         budget_s=budget_s,
         first_index=attempt.first_index,
         tokens=tokens if looked_at else b"",
+        tbt_limit_s=attempt.placement.tbt_limit_s,
+        moves=moves,
     )
 
 
@@ -208,10 +223,19 @@ def prefill_job(spec: ChoiceSpec, attempt: Attempt, answer: Sequence[int], budge
     )
 
 
+def _private_keys(spec: ChoiceSpec, answer_tokens: int) -> tuple[BlockKey, ...]:
+    """Keys of the answer's full blocks where token ids are unknown. Only this answer has them."""
+    full = (spec.prompt_tokens + answer_tokens) // spec.block_tokens
+    names = (f"{spec.request}/{spec.choice}/{i}".encode() for i in range(len(spec.block_keys), full))
+    return tuple(blake2b(name, digest_size=KEY_BYTES).digest() for name in names)
+
+
 def keys_with(spec: ChoiceSpec, answer: Sequence[int]) -> tuple[BlockKey, ...]:
     """Keys of the full blocks of prompt + answer so far."""
-    if not answer or not spec.prompt:
+    if not answer:
         return spec.block_keys
+    if not spec.prompt:
+        return spec.block_keys + _private_keys(spec, len(answer))
     parent = spec.block_keys[-1] if spec.block_keys else root_key(spec.namespace)
     rest = spec.prompt[len(spec.block_keys) * spec.block_tokens * TOKEN_BYTES :] + pack_tokens(answer)
     return spec.block_keys + tuple(extend_chain(parent, rest, spec.block_tokens))

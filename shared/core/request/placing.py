@@ -30,12 +30,16 @@ def place_answered(choice: ChoiceState, event: ev.PlaceAnswered, now: float) -> 
         _submit(choice, now)
     else:
         choice.phase = "reserving"
-        request = reserve_request(choice.spec, attempt, choice.order.tokens, choice.left(now))
+        moves = choice.retry_policy.moves
+        request = reserve_request(choice.spec, attempt, choice.order.tokens, choice.left(now), moves)
         choice.commands.append(ev.Reserve(attempt.decode, request))
 
 
 def place_refused(choice: ChoiceState, event: ev.PlaceRefused, now: float) -> None:
     code = event.error.code
+    if code == "too_large" and choice.order.tokens:
+        choice.finish_short()
+        return
     if code in FINAL or (code == "overloaded" and not choice.retry_policy.retry):
         choice.fail(event.error)
         return

@@ -22,6 +22,8 @@ class RetryPolicy:
         """Something accepted us before: from now on this is a failover, no new request."""
         self.last_error = WireError("unavailable", "no node answered in time")
         self._failures = 0
+        self.moves = 0
+        """How often a node gave the answer up."""
         self._overloads = 0
         self._losses = 0
         self._avoid: dict[tuple[NodeId, Incarnation], float] = {}
@@ -39,6 +41,11 @@ class RetryPolicy:
             return 0.0
         doublings = min(self._failures - 1, 30)
         return min(self.config.backoff_first_s * 2.0**doublings, self.config.backoff_most_s)
+
+    def moved(self) -> None:
+        """A node took us in and gave us up."""
+        self.retry = True
+        self.moves += 1
 
     def overloaded(self) -> bool:
         """A place turned out full; True if the request has to be refused."""

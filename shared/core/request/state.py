@@ -42,6 +42,8 @@ class ChoiceState:
         self.bus_down = False
         self.bus_found_at = -math.inf
         self.retry_policy = RetryPolicy(self.config)
+        self.held: list[ev.Deliver] = []
+        """What is not shown yet: the decode node may still refuse."""
         self.told_again: set[tuple[NodeId, AttemptId]] = set()
         """Who was told twice that an attempt is given up."""
 
@@ -57,6 +59,18 @@ class ChoiceState:
         request = place_request(self.spec, id_, self.order.tokens, left, avoid, self.retry_policy.retry)
         self.commands.append(ev.AskPlace(request))
 
+    # -- showing tokens ----------------------------------------------------------------------------------------
+
+    def deliver(self, command: ev.Deliver) -> None:
+        """It is shown by `show`, in order."""
+        self.held.append(command)
+
+    def show(self) -> None:
+        """From now on the answer is never refused: show what was held."""
+        if self.held:
+            self.commands += self.held
+            self.held.clear()
+
     # -- giving an attempt up ----------------------------------------------------------------------------------
 
     def lose(self, now: float, why: str) -> None:
@@ -69,6 +83,7 @@ class ChoiceState:
     def try_again(self, now: float, error: WireError) -> None:
         """Cancel the attempt and place the rest of the answer anew, perhaps after a pause."""
         self.drop_attempt(error.message or error.code)
+        self.show()
         pause = self.retry_policy.failed(error)
         if pause or self.bus_down:
             self.phase = "waiting"
@@ -85,7 +100,13 @@ class ChoiceState:
 
     # -- ending ------------------------------------------------------------------------------------------------
 
+    def finish_short(self) -> None:
+        """No node holds a longer sequence: the answer ends here."""
+        self.drop_attempt("no node has KV memory for more")
+        self.finish("length", self.order.next_index)
+
     def finish(self, reason: End, tokens: int) -> None:
+        self.show()
         self.end("finished")
         cached = self.cached_tokens or 0
         self.commands.append(ev.Finish(reason, self.spec.prompt_tokens, tokens, cached))

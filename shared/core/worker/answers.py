@@ -20,6 +20,7 @@ class Answer:
     """Empty, or one per token."""
     finish: FinishReason | None = None
     error: str = ""
+    retry_after_s: float = 0.0
     cached_tokens: int | None = None
     started: bool = True
     """False: cancelled before it was ever asked for here."""
@@ -38,6 +39,7 @@ class Answer:
             self.finish,
             self.error,
             self.cached_tokens if skip == 0 and tokens else None,
+            self.retry_after_s,
         )
 
     def state(

@@ -114,11 +114,18 @@ class AttemptTable(Generic[S]):
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def end(self, sequence: S, now: float, finish: FinishReason | None = None, error: str = "") -> None:
+    def end(
+        self,
+        sequence: S,
+        now: float,
+        finish: FinishReason | None = None,
+        error: str = "",
+        retry_after_s: float = 0.0,
+    ) -> None:
         """The attempt is over: tell its gateway (unless a delta with the finish is on its way, or it is gone), and free
         its pages as soon as nothing touches them."""
         if finish is not None and sequence.answer.finish is None:
-            self._tell_end(sequence, finish, error)
+            self._tell_end(sequence, finish, error, retry_after_s)
         self.counters[f"ended_{sequence.answer.finish or 'quietly'}"] += 1
         self._retire(sequence, now)
 
@@ -155,13 +162,13 @@ class AttemptTable(Generic[S]):
             self._say_farewell(sequence)
         self.free_if_quiet(sequence)
 
-    def _tell_end(self, sequence: S, finish: FinishReason, error: str) -> None:
+    def _tell_end(self, sequence: S, finish: FinishReason, error: str, retry_after_s: float = 0.0) -> None:
         answer = sequence.answer
-        answer.finish, answer.error = finish, error
+        answer.finish, answer.error, answer.retry_after_s = finish, error, retry_after_s
         delta = sequence.held_back() if sequence.unsent >= 0 else None
         if delta is None:
             index = answer.first_index + len(answer.tokens)
-            delta = TokenDelta(sequence.attempt, index, (), (), finish, error)
+            delta = TokenDelta(sequence.attempt, index, (), (), finish, error, None, retry_after_s)
         self._out.send(sequence.gateway, delta)
 
     def _say_farewell(self, sequence: S) -> None:

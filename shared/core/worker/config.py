@@ -55,13 +55,11 @@ class DecodeConfig(WorkerConfig, frozen=True, kw_only=True):
     """How long a writer that began may be silent. One that has not begun has as long as the gateway's budget."""
     max_repeat: int = 1
     """Most repeats of one step: 1 where tokens stream, large in the simulator."""
-    tbt_limit_s: float = 0.0
-    """A sequence that would make steps longer than this is given up when its KV has landed; 0: no limit."""
 
 
 COUNTERS = (
     "accepted", "refused", "orphaned", "late_ignored",
-    "ended_stop", "ended_length", "ended_moved", "ended_failed", "ended_quietly",
+    "ended_stop", "ended_length", "ended_moved", "ended_failed", "ended_refused", "ended_quietly",
     "steps", "steps_failed", "prompt_tokens_computed", "tokens_generated", "cached_tokens",
     "fetched_tokens", "fetches_failed", "blocks_pooled", "pool_writes_failed",
     "handoffs_failed", "landings_failed", "preempted",

@@ -10,7 +10,6 @@ DecodeMachine has, besides what every WorkerMachine has,
 
 from __future__ import annotations
 
-from shared.core.costs.model import step_s
 from shared.core.machine import Ticked
 from shared.core.worker import events as w
 from shared.core.worker.computing.prefix import key_blocks
@@ -20,7 +19,7 @@ from shared.core.worker.landings import Landings
 from shared.core.worker.machine import WorkerMachine
 from shared.core.worker.reservations import Reservations
 from shared.core.worker.transfers import LandingArrived, LandingClosed, LandingFailed, LandingProgressed
-from shared.protocol.errors import Invalid
+from shared.protocol.errors import Invalid, retry_within_reason
 from shared.protocol.requests import Reserved, TokenDelta
 
 
@@ -86,17 +85,14 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
         if delta.finish is not None:
             self._out.send(sequence.gateway, delta)
             self._table.end(sequence, now)
-        elif self._too_slow_with_one_more():
-            self.give_up(sequence, now, "steps would become too long")
+        elif self._reservations.too_slow(sequence.request):
+            wait_s = retry_within_reason(self._reservations.room_in_s())
+            self._table.end(sequence, now, "refused", "steps would become too long", wait_s)
         else:
             self._table.activate(sequence)
             self._computation.changed = True
-
-    def _too_slow_with_one_more(self) -> bool:
-        limit, running = self.config.tbt_limit_s, len(self._active)
-        if not limit or not running:
-            return False
-        return step_s(self.cost, running + 1, self._table.tokens) > limit
+            if sequence.request.tbt_limit_s:
+                self._out.send(sequence.gateway, TokenDelta(sequence.attempt, delta.index + 1))
 
     def _on_sync_asked(self, event: w.SyncAsked, now: float) -> None:
         """Who asks for a sequence still wants it."""
@@ -173,7 +169,8 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
         return [s for s in rows if not s.ended]
 
     def _has_room(self, sequence: DecodeSequence, now: float) -> bool:
-        """A page for its next token; if need be, the youngest sequence gives way."""
+        """A page for its next token; if need be, a sequence gives way: of those that have moved least, the youngest. So
+        nobody is moved again and again."""
         while sequence.decoding and sequence.computed >= len(sequence.pages) * self.worker.block_tokens:
             page = self.pool.allocate(1)
             if page is not None:
@@ -188,14 +185,13 @@ class DecodeMachine(WorkerMachine[DecodeSequence]):
         table = self._table
         if len(table.known) > len(table.live):
             return False  # pages of ended ones come soon
-        youngest = next(reversed(table.live.values()))
-        if len(table.live) == 1:
-            error = f"{self.worker.node} has no KV memory for a sequence of this length"
-            table.end(sequence, now, "failed", error)
+        if len(table.live) == 1:  # another node may hold more; where none does, its owner ends the answer
+            self.give_up(sequence, now, f"{self.worker.node} has no KV memory for a sequence of this length")
             return False
         self.counters["preempted"] += 1
-        self.give_up(youngest, now, "gave way: out of KV blocks")
-        return youngest is not sequence
+        victim = min(reversed(table.live.values()), key=lambda s: s.request.moves)
+        self.give_up(victim, now, "gave way: out of KV blocks")
+        return victim is not sequence
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,10 @@ class Reservations:
         request, table = event.request, self._table
         error = self._unfit(request) or table.admit_owner(request, now)
         sequence = DecodeSequence(request)
+        if error is None and sequence.local and self.too_slow(request):
+            error = overloaded("steps would become too long", self.room_in_s())
         if error is None and not self._take_room(sequence):
-            error = overloaded(f"{self._config.node} has no room", self._room_in_s())
+            error = overloaded(f"{self._config.node} has no room", self.room_in_s())
         if error is not None:
             table.refuse(event.ask, request, error)
             return None
@@ -53,19 +55,31 @@ class Reservations:
             or (bad_tokens(config, request.local.tokens, prompt) if request.local else None)
             or (bad_tail(config, request) if config.token_ids else None)
             or bad_past(config, request)
-            or never_fits(config, self._first_tokens(request))
+            or never_fits(config, prompt + min(1, request.max_new_tokens - 1))
         )
 
-    def _first_tokens(self, request: ReserveRequest) -> int:
-        """What is reserved at once. The last token's KV is never computed."""
-        return request.prompt_tokens + min(request.max_new_tokens - 1, self._config.headroom_tokens)
+    def too_slow(self, request: ReserveRequest) -> bool:
+        """Whether steps with one more such sequence would be longer than its conductor allows. A lone one always runs."""
+        running, most = len(self._table.active), self._config.max_running
+        if not request.tbt_limit_s or not running:
+            return False
+        tokens = sum(s.wanted for s in self._table.active.values()) + request.prompt_tokens
+        requests = running + 1
+        if requests > most:
+            requests, tokens = most, tokens * most // requests
+        return step_s(self._predictions.cost, requests, tokens) > request.tbt_limit_s
+
+    def _first_blocks(self, request: ReserveRequest) -> int:
+        """What is reserved at once, as far as there are pages at all. The last token's KV is never computed."""
+        tokens = request.prompt_tokens + min(request.max_new_tokens - 1, self._config.headroom_tokens)
+        return min(blocks_for(tokens, self._config.block_tokens), self._config.pages)
 
     def _take_room(self, sequence: DecodeSequence) -> bool:
         """Take its first pages; a page for each sequence that runs is left, so that they can go on."""
         config, table = self._config, self._table
         if len(table.live) >= config.max_running + config.max_waiting:
             return False
-        blocks = blocks_for(self._first_tokens(sequence.request), config.block_tokens)
+        blocks = self._first_blocks(sequence.request)
         if table.active and self._pool.available - blocks < len(table.active):
             return False
         if sequence.local:
@@ -74,7 +88,7 @@ class Reservations:
         sequence.pages = pages or []
         return pages is not None
 
-    def _room_in_s(self) -> float:
+    def room_in_s(self) -> float:
         """When the next running sequence will have ended."""
         active = self._table.active
         if not active:

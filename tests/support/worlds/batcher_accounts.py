@@ -116,7 +116,8 @@ class Accounts:
         assert again or delta.index == account.next_index, f"{delta}: the next index is {account.next_index}"
         account.next_index = delta.index + len(delta.tokens)
         assert account.next_index - account.first_index <= account.most_tokens, f"{delta}: too many tokens"
-        assert delta.tokens or delta.finish, f"{delta} says nothing"
+        taken = account.landed and delta.index == account.first_index + 1
+        assert delta.tokens or delta.finish or taken, f"{delta} says nothing"
         account.finish = delta.finish or ""
 
     def cancelled(self, attempt: AttemptId, *, live: bool) -> None:

@@ -48,6 +48,7 @@ class Request(Struct, eq=False):
     left: int
     sampling: SamplingParams
     tries: int = 0
+    moves: int = 0
     answered: int = 0
     attempt: str = ""
     message: PrefillJob | ReserveRequest | None = None
@@ -66,6 +67,7 @@ class Gateways:
         self._all = [Gateway(f"gateway-{i}") for i in range(3)]
         self._heads = [[rng.randrange(90) for _ in range(tokens)] for _ in range(3)]
         """Shared prefixes that prompts begin with."""
+        self._tbt_limit_s = rng.choice((0.0, 0.0, 1e-4))
         self._arrival_s = rng.choice((0.02, 0.06, 0.3))
         self._requests: list[Request] = []
         self._open: dict[str, Request] = {}
@@ -127,6 +129,8 @@ class Gateways:
             target = TARGET if rng.random() < 0.8 else None
             return job(request.attempt, request.text, handoff=target, sources=sources, **fields)
         local = rng.random() < 0.4
+        fields["tbt_limit_s"] = self._tbt_limit_s
+        fields["moves"] = request.moves
         return reserve(request.attempt, request.text, local=local, sources=sources, **fields)
 
     def submit(self, request: Request) -> None:
@@ -198,6 +202,7 @@ class Gateways:
             return
         del self._open[delta.attempt]
         if delta.finish == "moved" and not self._life.draining and request.left > 0:
+            request.moves += 1
             self._life.at(self._life.rng.expovariate(20.0), lambda: self.place(request))
         else:
             self.end(request, delta.finish)

@@ -279,6 +279,6 @@ def machine_of(role: str, rng: random.Random) -> Any:
         return prefill_bench(**fields).machine
     fields |= {
         "headroom_tokens": rng.choice((0, 1, 3, 12)), "reservation_lease_s": 0.6,
-        "max_repeat": rng.choice((1, 1, 4)), "tbt_limit_s": rng.choice((0.0, 0.0, 1e-4)),
+        "max_repeat": rng.choice((1, 1, 4)),
     }  # fmt: skip
     return decode_bench(**fields).machine

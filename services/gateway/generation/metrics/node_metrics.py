@@ -87,7 +87,7 @@ WORKER: dict[str, NodeMetric] = {
     "refused": _counter("tsukimi_worker_attempts_refused_total", "Attempts refused"),
     "orphaned": _counter("tsukimi_worker_attempts_orphaned_total", "Attempts cancelled because their gateway was gone"),
     "late_ignored": _counter("tsukimi_worker_late_events_ignored_total", "Events about attempts that were over"),
-    **{f"ended_{how}": _ended(how) for how in ("stop", "length", "moved", "failed", "quietly")},
+    **{f"ended_{how}": _ended(how) for how in ("stop", "length", "moved", "failed", "refused", "quietly")},
     "steps": _counter("tsukimi_worker_steps_total", "Runs of the engine over a batch"),
     "steps_failed": _counter("tsukimi_worker_steps_failed_total", "Runs of the engine that failed"),
     "prompt_tokens_computed": _counter("tsukimi_worker_prompt_tokens_computed_total", "Prompt tokens computed"),

@@ -30,12 +30,12 @@ def test_without_objectives_everything_is_taken() -> None:
 
 def test_at_an_objective_is_taken_and_over_it_refused_with_the_time_to_wait() -> None:
     admission = Admission(Objectives(ttft_s=2.0, tbt_s=0.1))
-    assert admission.judge(outlook(ttft_s=2.0, tbt_s=0.095)) is None
+    assert admission.judge(outlook(ttft_s=2.0, tbt_s=0.09)) is None
     refusal = admission.judge(outlook(ttft_s=5.0, queue_s=4.0))
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == 3.0
     assert "TTFT" in refusal.reason
-    refusal = admission.judge(outlook(tbt_s=0.096))  # the rest is left to what the sequences grow by
+    refusal = admission.judge(outlook(tbt_s=0.091))  # the rest is left to what the sequences grow by
     assert isinstance(refusal, Refusal)
     assert refusal.retry_after_s == 7.0
     assert "TBT" in refusal.reason

@@ -26,9 +26,9 @@ HAPPENS = {
         "preempted", "orphaned", "landings_failed", "fetches_failed", "late_ignored", "steps failed", "cached_tokens",
         "fetched_tokens", "blocks_pooled", "refused: overloaded", "refused: too_large", "refused: cancelled",
         "said: length", "said: stop", "said: moved a block is corrupt", "said: moved shutting down",
-        "said: moved gave way: out of KV blocks", "said: moved steps would become too long",
+        "said: moved gave way: out of KV blocks", "said: refused steps would become too long",
         "said: moved the reservation lapsed", "said: failed poisoned", "said: failed not a number",
-        "said: failed the engine gave no result", "said: failed decode-0 has no KV memory for a sequence of this length",
+        "said: failed the engine gave no result", "said: moved decode-0 has no KV memory for a sequence of this length",
         "request: length", "request: stop", "request: cancelled", "request: owner lost",
     ),
 }  # fmt: skip

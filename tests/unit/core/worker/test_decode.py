@@ -239,8 +239,11 @@ def test_what_can_not_be_served_is_refused(fields: dict[str, Any], code: str) ->
 
 def test_what_can_never_fit_is_refused() -> None:
     bench = decode_bench(pages=4, headroom_tokens=4)
-    assert bench.answer(reserve("a", prompt_of(13))).code == "too_large"
-    assert isinstance(bench.answer(reserve("b", prompt_of(12), max_new_tokens=4)), Reserved)
+    assert bench.answer(reserve("a", prompt_of(16))).code == "too_large"
+    assert bench.answer(reserve("b", prompt_of(17), max_new_tokens=1)).code == "too_large"
+    reserved = bench.answer(reserve("c", prompt_of(13)))
+    assert isinstance(reserved, Reserved), "it moves when it outgrows this node"
+    assert reserved.blocks == 4
 
 
 def test_reservations_are_bounded_and_a_full_batch_lets_landed_ones_wait() -> None:
@@ -257,12 +260,32 @@ def test_reservations_are_bounded_and_a_full_batch_lets_landed_ones_wait() -> No
     assert [s.attempt for s in bench.step.sequences] == ["b", "c"]
 
 
-def test_a_sequence_that_would_slow_all_down_is_given_up_when_it_lands() -> None:
-    step = SMALL_MODEL_CPU.step_fixed_s + 1.5 * SMALL_MODEL_CPU.step_request_s
-    bench = decode_bench(tbt_limit_s=step, fit_cost=False)
+LIMIT_S = SMALL_MODEL_CPU.step_fixed_s + 1.5 * SMALL_MODEL_CPU.step_request_s
+"""Room for one sequence, not for two."""
+
+
+def test_a_sequence_that_would_slow_all_down_is_refused_when_it_lands() -> None:
+    bench = decode_bench(fit_cost=False)
+    land(bench, "a", prompt_of(3), tbt_limit_s=LIMIT_S)
+    assert [(d.attempt, d.index, d.tokens) for d in bench.deltas] == [("a", 1, ())], (
+        "it is told that it is taken"
+    )
+    land(bench, "b", prompt_of(8), tbt_limit_s=LIMIT_S)
+    assert (bench.finish("a"), bench.finish("b")) == (None, "refused")
+    assert bench.deltas[-1].retry_after_s > 0.0
+    state = bench.sync("b")
+    assert (state.delta.finish, state.delta.retry_after_s) == ("refused", bench.deltas[-1].retry_after_s)
+    land(bench, "c", prompt_of(8))
+    assert bench.finish("c") is None, "who has no limit is taken"
+
+
+def test_a_prompt_to_be_prefilled_here_is_refused_when_it_asks_for_a_place() -> None:
+    bench = decode_bench(fit_cost=False)
     land(bench, "a", prompt_of(3))
-    land(bench, "b", prompt_of(8))
-    assert (bench.finish("a"), bench.finish("b")) == (None, "moved")
+    answer = bench.answer(reserve("b", prompt_of(8), local=True, tbt_limit_s=LIMIT_S))
+    assert answer.code == "overloaded"
+    assert answer.retry_after_s > 0.0
+    assert isinstance(bench.answer(reserve("c", prompt_of(8), local=True)), Reserved)
 
 
 # -- landings that go wrong --------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def reserved(sampling: SamplingParams, said: list[int], *, local: bool = False) 
     prefill, decode = NodeRef("p", "1"), NodeRef("d", "1")
     attempt.placement = Placement("r/0/1", None if local else prefill, decode)
     attempt.use(attempt.placement.prefill, decode)
-    return reserve_request(spec, attempt, said, 1.0)
+    return reserve_request(spec, attempt, said, 1.0, 0)
 
 
 def test_a_reservation_carries_ids_only_where_draws_need_them() -> None:
