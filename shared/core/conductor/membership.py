@@ -2,7 +2,11 @@
 
 A node has one current life (incarnation) at a time. A new life ends the old one, and messages from an ended life are
 ignored. A life without a heartbeat for `lost_after_s` is lost until it is heard again. While our own bus connection is
-down no life is declared lost; when it is back, every live one has `lost_after_s` again to be heard.
+down no life is declared lost; when it is back, every live one has `lost_after_s` again to be heard. The same holds after a
+pause of our own process: what we did not listen for was not silence.
+
+A life that was said to have left and then sends a newer heartbeat has not left: whoever said so was wrong, or not the node.
+It is asked to announce itself again.
 
 Used by the conductor, by gateways and by `tsukimi status`. Knows nothing about what the nodes do.
 """
@@ -20,6 +24,10 @@ ChangeKind = Literal["joined", "stage", "lost", "returned", "left"]
 
 ENDED_KEPT = 16
 """How many ended lives are remembered per node, so that their late messages are recognised."""
+
+
+PAUSE_S = 1.0
+"""A longer time between two ticks is a pause of our own process, unless nodes may be silent for longer than twice that."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +68,9 @@ class Membership:
         self.forget_after_s = forget_after_s
         self._members: dict[NodeId, Member] = {}
         self._ended: dict[NodeId, list[Incarnation]] = {}
+        self._said_to_leave: dict[NodeId, tuple[Incarnation, int]] = {}
+        """Lives that ended by word, with the last heartbeat's seq."""
+        self._ticked_s: float | None = None
         self._bus_is_down = False
         self.strangers = False
         """True if a heartbeat came from a life that never announced itself: a roll call is due. The caller resets it."""
@@ -73,6 +84,7 @@ class Membership:
             return []
         member = self._members.get(name)
         if member is None or member.ref.incarnation != info.ref.incarnation:
+            self._said_to_leave.pop(name, None)
             changes = [] if member is None else self._end(member)
             self._members[name] = member = Member(info=info, stage=info.stage, seen_s=now)
             return [*changes, _change("joined", member)]
@@ -83,8 +95,7 @@ class Membership:
         """A heartbeat arrived. One older than the last only shows that the node is alive."""
         member = self._members.get(load.node)
         if member is None or member.info.ref.incarnation != load.incarnation:
-            if not self._has_ended(load.node, load.incarnation):
-                self.strangers = True
+            self._heard_stranger(load)
             return []
         if member.load is not None and load.seq <= member.load.seq:
             return self._heard(member, member.stage, now)
@@ -100,11 +111,16 @@ class Membership:
         if member is None or member.ref.incarnation != incarnation:
             return []
         del self._members[node]
+        self._said_to_leave[node] = (incarnation, member.load.seq if member.load is not None else 0)
         return self._end(member)
 
     def ticked(self, now: float) -> list[Change]:
         """Time passed. Call a few times per lost_after_s."""
+        before, self._ticked_s = self._ticked_s, now
         if self._bus_is_down:
+            return []
+        if before is not None and now - before > max(PAUSE_S, self.lost_after_s / 2):
+            self._listened_not(now)
             return []
         changes: list[Change] = []
         for name, member in list(self._members.items()):
@@ -121,9 +137,7 @@ class Membership:
 
     def bus_found(self, now: float) -> None:
         self._bus_is_down = False
-        for member in self._members.values():
-            if member.alive:
-                member.seen_s = now
+        self._listened_not(now)
 
     # -- who is there ------------------------------------------------------------------------------------------
 
@@ -153,6 +167,21 @@ class Membership:
             assert len(ended) <= ENDED_KEPT, f"too many ended lives of {name}"
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _listened_not(self, now: float) -> None:
+        """Nobody could be heard until now."""
+        for member in self._members.values():
+            if member.alive:
+                member.seen_s = now
+
+    def _heard_stranger(self, load: NodeLoad) -> None:
+        node, life = load.node, load.incarnation
+        said = self._said_to_leave.get(node)
+        if said is not None and said[0] == life and load.seq > said[1] and node not in self._members:
+            del self._said_to_leave[node]
+            self._ended[node].remove(life)
+        if not self._has_ended(node, life):
+            self.strangers = True
 
     def _heard(self, member: Member, stage: Stage, now: float) -> list[Change]:
         member.seen_s = now

@@ -10,6 +10,8 @@ from heapq import heappop, heappush
 from shared.protocol.ids import AttemptId, Incarnation, NodeId
 
 REMEMBERED_LIVES = 8
+PAUSE_S = 1.0
+"""A longer time between two looks is a pause of our own process, unless leases are longer than twice that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,7 @@ class GatewayLeases:
         self._lease_s = lease_s
         self._owners: dict[NodeId, _Owner] = {}
         self._frozen = False
+        self._looked_at: float | None = None
 
     def hold(self, gateway: NodeId, incarnation: Incarnation, attempt: AttemptId, now: float) -> bool:
         """Put an attempt under its gateway's lease. False if that life of the gateway is known to be over.
@@ -65,8 +68,13 @@ class GatewayLeases:
         return orphans
 
     def lapsed(self, now: float) -> list[AttemptId]:
-        """Attempts of gateways not seen for a lease; those gateways are forgotten."""
+        """Attempts of gateways not seen for a lease; those gateways are forgotten. After a pause of our own process every
+        gateway has a whole lease again: nobody listened for it. Call a few times a second."""
+        before, self._looked_at = self._looked_at, now
         if self._frozen:
+            return []
+        if before is not None and now - before > max(PAUSE_S, self._lease_s / 2):
+            self.thaw(now)
             return []
         gone = [node for node, owner in self._owners.items() if now - owner.seen_at > self._lease_s]
         orphans: list[AttemptId] = []

@@ -138,8 +138,12 @@ class Bench:
         return self.do(StepFailed(step.step, "the engine raised"))
 
     def tick(self, seconds: float) -> list[Any]:
-        self.now += seconds
-        return self.do(Ticked())
+        """Let so much time pass, with a tick at least once a second."""
+        end, commands = self.now + seconds, []
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            commands += self.do(Ticked())
+        return commands
 
     def said(self, attempt: str) -> list[int]:
         """Tokens sent for an attempt so far."""
