@@ -16,6 +16,7 @@ from shared.core.conductor.events import (
     BlocksChanged,
     CallRoll,
     ConductorStarted,
+    GivenUp,
     LoadReported,
     NodeAnnounced,
     NodeDeparted,
@@ -46,7 +47,7 @@ from shared.protocol.cluster import (
 )
 from shared.protocol.errors import Invalid, TsukimiError, WireError
 from shared.protocol.ids import NodeRef
-from shared.protocol.requests import Placement, PlaceRequest
+from shared.protocol.requests import PlaceGivenUp, Placement, PlaceRequest
 
 TICK_S = 0.25
 SETTLE_STEP_S = 0.02
@@ -107,6 +108,7 @@ class ConductorApp:
         )
         await bus.subscribe_ordered(subjects.HEARTBEAT_ALL, NodeLoad, lambda m: feed(LoadReported(m)))
         await bus.subscribe_ordered(subjects.BLOCKS_ALL, BlockEvents | BlockSnapshotPart, self._on_blocks)
+        await bus.subscribe_ordered(subjects.PLACE_GIVEN_UP, PlaceGivenUp, lambda m: feed(GivenUp(m.attempt)))
         self._ctx.tasks.create_task(self._driver.tick(Ticked(), TICK_S))
         feed(ConductorStarted())
         await self._settle()

@@ -66,7 +66,10 @@ class Presence:
 
     async def leave(self) -> None:
         """Say that the node leaves, so that nobody waits for missing heartbeats."""
-        known, self._known = self._known, None  # no heartbeat after this: it would say that the node is still here
+        known, self._known = (
+            self._known,
+            None,
+        )  # no heartbeat after this: it would say that the node is still here
         if known is not None and self._bus.connected:
             await self._publish(subjects.LEAVE, NodeLeft(self._node, self._incarnation))
 

@@ -31,6 +31,13 @@ class PlaceRequest(Struct, frozen=True, tag="place_request"):
     """A failover of a request already being answered: never refused for SLO reasons."""
 
 
+class PlaceGivenUp(Struct, frozen=True, tag="place_given_up"):
+    """Nobody waits for the answer to this PlaceRequest any more, or will use it. Gateway -> conductor, sent behind the
+    request. What is booked for it is free again. Harmless if repeated, or if nothing was booked."""
+
+    attempt: AttemptId
+
+
 class BlockSource(Struct, frozen=True):
     """Where a run of the prompt's blocks can be pulled from."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from shared.core.machine import Event
 from shared.core.request import events as ev
 from shared.io.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.errors import TsukimiError, Unavailable, WireError
-from shared.protocol.requests import Accepted, AttemptState, Placement, Reserved, SyncRequest
+from shared.protocol.errors import DeadlineExceeded, TsukimiError, Unavailable, WireError
+from shared.protocol.ids import AttemptId
+from shared.protocol.requests import Accepted, AttemptState, PlaceGivenUp, Placement, Reserved, SyncRequest
 
 
 class NodeClient:
@@ -19,9 +22,17 @@ class NodeClient:
         attempt = command.request.attempt
         try:
             placement = await self._bus.request(subjects.PLACE, command.request, Placement, self._timeout_s)
+        except DeadlineExceeded as e:
+            await self._give_up(attempt)
+            return ev.PlaceRefused(attempt, e.to_wire())
         except TsukimiError as e:
             return ev.PlaceRefused(attempt, e.to_wire())
         return ev.PlaceAnswered(attempt, placement)
+
+    async def _give_up(self, attempt: AttemptId) -> None:
+        """A conductor that was only late must not keep a place for us. If this is lost, the place frees itself soon."""
+        with contextlib.suppress(TsukimiError):
+            await self._bus.publish(subjects.PLACE_GIVEN_UP, PlaceGivenUp(attempt))
 
     async def reserve(self, command: ev.Reserve) -> Event:
         attempt, node = command.request.attempt, command.node.node

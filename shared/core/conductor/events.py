@@ -12,7 +12,7 @@ from shared.core.costs.presets import SMALL_MODEL_CPU
 from shared.core.machine import Ask, Command, Event
 from shared.protocol.cluster import BlockEvents, BlockSnapshotPart, CostCoefficients, NodeInfo, NodeLoad
 from shared.protocol.errors import WireError
-from shared.protocol.ids import Incarnation, NodeId, NodeRef
+from shared.protocol.ids import AttemptId, Incarnation, NodeId, NodeRef
 from shared.protocol.requests import Placement, PlaceRequest
 
 
@@ -75,6 +75,12 @@ class SnapshotArrived(Event, frozen=True):
 class PlaceAsked(Event, frozen=True):
     request: PlaceRequest
     ask: Ask
+
+
+class GivenUp(Event, frozen=True):
+    """The asker of this attempt's placement does not use it."""
+
+    attempt: AttemptId
 
 
 # -- commands --------------------------------------------------------------------------------------------------------

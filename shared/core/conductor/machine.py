@@ -19,6 +19,7 @@ from shared.core.conductor.events import (
     CallRoll,
     ConductorConfig,
     ConductorStarted,
+    GivenUp,
     LoadReported,
     NodeAnnounced,
     NodeDeparted,
@@ -45,6 +46,7 @@ ConductorEvent = (
     | BlocksChanged
     | SnapshotArrived
     | PlaceAsked
+    | GivenUp
     | Ticked
     | BusLost
     | BusFound
@@ -78,6 +80,7 @@ class ConductorMachine:
         self.refused = 0
         self._handlers: dict[type, Callable[[Any, float], list[Any]]] = {
             PlaceAsked: self._place,
+            GivenUp: self._on_given_up,
             LoadReported: self._on_load_reported,
             BlocksChanged: self._on_blocks_changed,
             SnapshotArrived: self._on_snapshot_arrived,
@@ -91,6 +94,10 @@ class ConductorMachine:
 
     def handle(self, event: ConductorEvent, now: float) -> list[Any]:
         return self._handlers[type(event)](event, now)
+
+    def _on_given_up(self, event: GivenUp, now: float) -> list[Any]:
+        self._scheduler.given_up(event.attempt, now)
+        return []
 
     def _on_load_reported(self, event: LoadReported, now: float) -> list[Any]:
         load = event.load

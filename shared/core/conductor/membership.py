@@ -2,11 +2,11 @@
 
 A node has one current life (incarnation) at a time. A new life ends the old one, and messages from an ended life are
 ignored. A life without a heartbeat for `lost_after_s` is lost until it is heard again. While our own bus connection is
-down no life is declared lost; when it is back, every live one has `lost_after_s` again to be heard. The same holds after a
-pause of our own process: what we did not listen for was not silence.
+down no life is declared lost; when it is back, every live one has `lost_after_s` again to be heard. The same holds
+after a pause of our own process: what we did not listen for was not silence.
 
-A life that was said to have left and then sends a newer heartbeat has not left: whoever said so was wrong, or not the node.
-It is asked to announce itself again.
+A life that was said to have left and then sends a newer heartbeat has not left: whoever said so was wrong, or not the
+node. It is asked to announce itself again.
 
 Used by the conductor, by gateways and by `tsukimi status`. Knows nothing about what the nodes do.
 """
@@ -27,7 +27,8 @@ ENDED_KEPT = 16
 
 
 PAUSE_S = 1.0
-"""A longer time between two ticks is a pause of our own process, unless nodes may be silent for longer than twice that."""
+"""A longer time between two ticks is a pause of our own process, unless nodes may be silent for longer than twice
+that."""
 
 
 @dataclass(slots=True, frozen=True)

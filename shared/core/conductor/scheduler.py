@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,14 @@ from shared.core.conductor.decode_policies import (
 )
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.forecast import Forecast
+from shared.core.conductor.load_estimate import PENDING_S
 from shared.core.conductor.node_registry import ModelGroup, NodeRegistry, NodeState
 from shared.core.conductor.placement_policies import Policy
 from shared.core.conductor.policy_view import Decision, PolicyView
 from shared.core.conductor.prefix_sources import pool_for, sources_for
 from shared.core.kv.block_keys import reusable_blocks
 from shared.protocol.errors import Overloaded, TsukimiError, Unavailable
-from shared.protocol.ids import NodeRef
+from shared.protocol.ids import AttemptId, NodeRef
 from shared.protocol.requests import Placement, PlaceRequest, Prediction
 
 
@@ -59,6 +61,8 @@ class Scheduler:
         self._candidates = Candidates(config, decode_policy, registry, self.forecast)
         self.admission = Admission(config.objectives)
         self.log = DecisionLog(config.decisions_kept)
+        self._placed: deque[tuple[float, AttemptId, tuple[NodeState, ...]]] = deque()
+        """The latest assignments, oldest first: those that may still be taken back."""
 
     def place(self, request: PlaceRequest, now: float) -> Placement:
         """Raises Unavailable, TooLarge or Overloaded."""
@@ -75,6 +79,14 @@ class Scheduler:
         self._admit(asked, plan, considered)
         self._assign(asked, plan)
         return self._placement(asked, plan)
+
+    def given_up(self, attempt: AttemptId, now: float) -> None:
+        """Take an assignment back that nobody uses. Harmless if there is none, or if it counts no more anyway."""
+        for _, placed, node_states in self._placed:
+            if placed == attempt:
+                for node_state in node_states:
+                    node_state.estimate.released(attempt, now)
+                    self.forecast.released(node_state, attempt)
 
     # -- who could do it ---------------------------------------------------------------------------------------------
 
@@ -149,6 +161,11 @@ class Scheduler:
 
     def _assign(self, asked: Asked, plan: _Plan) -> None:
         request, now, decision = asked.request, asked.now, plan.decision
+        placed = self._placed
+        while placed and now - placed[0][0] > PENDING_S:
+            placed.popleft()
+        used = tuple([p for p in (plan.prefill, plan.decode) if p is not None])
+        placed.append((now, request.attempt, used))
         work_s = decision.transfer_s + decision.prefill_s
         if decision.waits:  # what comes behind it waits, too
             work_s += decision.queue_s - decision.candidate.queue_s

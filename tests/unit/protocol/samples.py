@@ -43,6 +43,7 @@ SAMPLES: tuple[Any, ...] = (
     cluster.BlockEvents("cache-0", REF.incarnation, 5, (KEY,), (KEY[::-1],)),
     cluster.SnapshotAsked("conductor-0"),
     cluster.BlockSnapshotPart("cache-0", REF.incarnation, 5, 1, 2, (KEY,)),
+    requests.PlaceGivenUp(ATTEMPT),
     requests.PlaceRequest(ATTEMPT, "smollm2-135m", 40, (KEY, KEY[::-1]), 64, 30.0, (("decode-1", "ff"),), True),
     requests.Placement(
         ATTEMPT, REF, REF, (SOURCE,), REF, REF, 2, requests.Prediction(0.1, 0.2, 0.3, 0.4, 0.5), "kvcache_centric", "why",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.core.conductor.events import GivenUp
 from shared.core.conductor.objectives import Objectives
 from tests.support.worlds.cluster_of import BLOCK_TOKENS, ClusterOf, keys, names, ref
 
@@ -92,6 +93,19 @@ def test_assignments_count_until_the_node_reports_them() -> None:
     fourth = cluster.place(1000, attempt="d/0/0")
     assert names(fourth)[0] == "p-1"
     assert fourth.predicted.queue_s == pytest.approx(0.5)
+
+
+def test_an_assignment_that_nobody_uses_is_taken_back() -> None:
+    cluster = ClusterOf(1, 1)
+    before = cluster.place(100).predicted
+    given_up = cluster.place(5000)
+    assert cluster.place(100).predicted.queue_s > 4.0
+    for _ in range(2):
+        assert cluster.feed(GivenUp(given_up.attempt)) == []
+    after = cluster.place(100).predicted
+    assert after.queue_s < 1.0
+    assert before.queue_s == 0.0
+    assert cluster.feed(GivenUp("never/0/0")) == []
 
 
 def test_a_queue_drains_with_time() -> None:

@@ -1,0 +1,81 @@
+"""Processes that are stopped for seconds and go on: a request may be late, and none fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.io.nats_bus import connect
+from shared.protocol import subjects
+from shared.protocol.cluster import NodeLeft
+from tests.support.processes.cluster import Cluster, cluster
+
+MODEL = "toy:step_ms=5,prefill_us=100"
+PAUSE_S = 7.0
+"""Longer than nodes may be silent, and longer than a gateway waits for a placement."""
+
+
+async def load(house: Cluster, seconds: float, per_s: float) -> list[str]:
+    """Streams of an open loop. What went wrong with each; empty: nothing."""
+    async with httpx.AsyncClient(base_url=house.url, timeout=60.0, trust_env=False) as client:
+
+        async def one(i: int) -> str:
+            body = {
+                "model": "toy",
+                "prompt": f"request {i} " * 8,
+                "max_tokens": 16,
+                "stream": True,
+                "ignore_eos": True,
+            }
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != 200:
+                    return f"{response.status_code}: {(await response.aread())[:200]!r}"
+                events = [
+                    line[5:].strip() async for line in response.aiter_lines() if line.startswith("data:")
+                ]
+            if not events or events[-1] != "[DONE]":
+                return f"it ends with {events[-1:]}"
+            errors = [e for e in events[:-1] if "error" in json.loads(e)]
+            return errors[0] if errors else ""
+
+        requests = []
+        for i in range(int(seconds * per_s)):
+            requests.append(asyncio.create_task(one(i)))
+            await asyncio.sleep(1.0 / per_s)
+        return list(await asyncio.gather(*requests))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("node", ["conductor-0", "prefill-0", "decode-0"])
+async def test_no_request_fails_because_a_process_was_stopped(tmp_path: Path, node: str) -> None:
+    with cluster(tmp_path, prefill=2, decode=2, cache=1, model=MODEL) as house:
+        loading = asyncio.create_task(load(house, PAUSE_S + 6.0, 10.0))
+        await asyncio.sleep(2.0)
+        house.send_signal(node, signal.SIGSTOP)
+        await asyncio.sleep(PAUSE_S)
+        house.send_signal(node, signal.SIGCONT)
+        outcomes = await loading
+        assert [o for o in outcomes if o] == [], house.logs()
+        house.wait_idle()
+
+
+async def test_a_node_that_somebody_else_says_has_left_is_back_at_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, prefill=0, decode=1, cache=0, model=MODEL) as house:
+        bus = await connect(house.nats.url, name="forger")
+        try:
+            info = house.infos["decode-0"]
+            await bus.publish(subjects.LEAVE, NodeLeft("decode-0", info.ref.incarnation))
+        finally:
+            await bus.close()
+        await asyncio.sleep(0.2)
+        async with httpx.AsyncClient(base_url=house.url, timeout=30.0, trust_env=False) as client:
+            body = {"model": "toy", "prompt": "are you there", "max_tokens": 4}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+        house.wait_ready()
