@@ -192,3 +192,28 @@ def test_on_the_conversation_trace_policies_rank_as_in_the_papers() -> None:
         assert result["completed"] == 12_031
         mean[policy] = result["ttft_s"]["mean"]
     assert mean["random"] > mean["load_balance"] > mean["cache_aware"] > mean["kvcache_centric"]
+
+
+def test_fitted_time_models_predict_noisy_nodes_without_bias(lines: list[bytes]) -> None:
+    """The first prompts teach the nodes. After them, predicted and measured times to first token agree on average."""
+    cluster = SimulatedCluster(
+        SimulationConfig(prefill=4, decode=4, fitted_costs=True, noise=0.1, cost="llama2-70b-8xa800"),
+        list(parse_trace(lines)),
+    )
+    cluster.run()
+    cluster.check()
+    for name, worker in cluster.workers.items():
+        if name.startswith("prefill"):
+            true, fitted = PRESETS[cluster.config.cost], worker.machine.cost
+            assert fitted != true
+            assert compute_s(fitted, 0, 8000) == pytest.approx(compute_s(true, 0, 8000), rel=0.08)
+
+
+def test_noise_is_its_seed(lines: list[bytes]) -> None:
+    def ttft(**config: Any) -> dict[str, float]:
+        result: dict[str, float] = report(simulated(lines[:100], **config))["ttft_s"]
+        return result
+
+    assert ttft(noise=0.2, seed=1) == ttft(noise=0.2, seed=1)
+    assert ttft(noise=0.2, seed=1) != ttft(noise=0.2, seed=2)
+    assert ttft(noise=0.2) != ttft()

@@ -41,6 +41,7 @@ from tsukimi.simulate.cores import SharedCores
 from tsukimi.simulate.gateway import FOREVER, SimulatedGateway
 from tsukimi.simulate.hosts import Hosts
 from tsukimi.simulate.measure import Measures
+from tsukimi.simulate.noise import noise_of
 from tsukimi.simulate.pool import SimulatedCache
 from tsukimi.simulate.timeline import Timeline
 from tsukimi.simulate.trace import TraceRequest
@@ -113,7 +114,7 @@ class SimulatedCluster:
             "gateway_lease_s": FOREVER,
             "token_ids": False,
             "cost": cost,
-            "fit_cost": False,
+            "fit_cost": config.fitted_costs,
             "keep_blocks": config.keep_blocks,
             "stream_tokens": False,
             "chunk_tokens": config.chunk_tokens,
@@ -153,7 +154,15 @@ class SimulatedCluster:
 
     def _add(self, ref: NodeRef, machine: PrefillMachine | DecodeMachine, spec: ModelSpec) -> None:
         self.workers[ref.node] = SimulatedWorker(
-            ref, machine, spec, self.config.time_model, self, self._publish, self.measures.ran, self._cores
+            ref,
+            machine,
+            spec,
+            self.config.time_model,
+            self,
+            self._publish,
+            self.measures.ran,
+            self._cores,
+            noise_of(ref.node, self.config.noise, self.config.seed),
         )
 
     # -- the conductor -----------------------------------------------------------------------------------------------

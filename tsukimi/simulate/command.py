@@ -69,10 +69,16 @@ def simulate(
         int, typer.Option(min=0, help="Most uncached tokens a decode node prefills itself.")
     ] = 0,
     cost: Annotated[str, typer.Option(help=f"Time model: {', '.join(PRESETS)}.")] = "llama2-70b-8xa800",
+    fitted_costs: Annotated[
+        bool, typer.Option(help="Nodes learn their time models from what they measure, as live ones do.")
+    ] = False,
+    noise: Annotated[
+        float, typer.Option(min=0.0, help="Standard deviation of the logarithm of engine times.")
+    ] = 0.0,
     nic_gbps: Annotated[float, typer.Option(min=0.001, help="Network card of a host, Gbit/s.")] = 696.0,
     shm_gbps: Annotated[float, typer.Option(min=0.001, help="Memory bus of a host, Gbit/s.")] = 1024.0,
     message_ms: Annotated[float, typer.Option(min=0.0, help="How long a control message takes.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="For policies that draw lots.")] = 0,
+    seed: Annotated[int, typer.Option(help="For policies that draw lots, and for noise.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
     interpreted: Annotated[
         bool, typer.Option(help="Run the Python source even where it was compiled.")
@@ -102,6 +108,8 @@ def simulate(
         max_prefills=max_prefills,
         inline_tokens=inline_tokens,
         cost=cost,
+        fitted_costs=fitted_costs,
+        noise=noise,
         nic_bytes_s=nic_gbps * 1e9 / 8,
         shm_bytes_s=shm_gbps * 1e9 / 8,
         message_s=message_ms / 1000,

@@ -58,6 +58,10 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     cost: str = "llama2-70b-8xa800"
     """Name of a time model. `coefficients` take its place where they are given."""
     coefficients: CostCoefficients | None = None
+    fitted_costs: bool = False
+    """Nodes learn their time models from what they measure, as live ones do. Else the conductor knows the true one."""
+    noise: float = 0.0
+    """Standard deviation of the logarithm of engine times. Their mean stays."""
     nic_bytes_s: float = 87e9
     shm_bytes_s: float = 128e9
     message_s: float = 0.001

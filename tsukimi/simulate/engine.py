@@ -23,13 +23,14 @@ Ran = Callable[[list[AttemptId], float, float, int, float, float], None]
 
 
 class _Run:
-    __slots__ = ("began_s", "command", "growth_s", "kv_tokens", "started_s", "step_s", "steps")
+    __slots__ = ("began_s", "command", "factor", "growth_s", "kv_tokens", "started_s", "step_s", "steps")
 
     def __init__(self, command: RunStep, started_s: float, began_s: float) -> None:
         self.command = command
         self.started_s = started_s
         self.began_s = began_s
         """By the engine's clock of work."""
+        self.factor = 1.0
         self.steps = 1
         self.step_s = 0.0
         self.growth_s = 0.0
@@ -46,11 +47,14 @@ class CostEngine:
         done: Callable[[StepDone], None],
         ran: Ran,
         cores: SharedCores | None = None,
+        noise: Callable[[], float] | None = None,
     ) -> None:
-        """`cores`: what it shares with other engines; None: it has its machine to itself."""
+        """`cores`: what it shares with other engines; None: it has its machine to itself. `noise`: draws by which factor
+        a run takes longer or shorter than the cost model says."""
         self._cost = cost
         self._timeline = timeline
         self._cores = cores
+        self._noise = noise
         self._work: Timeline | SharedCores = timeline if cores is None else cores
         self._done = done
         self._ran = ran
@@ -62,6 +66,8 @@ class CostEngine:
         if self._cores is not None:
             self._cores.begin()
         run = _Run(command, self._timeline.now, self._work.now)
+        if self._noise is not None:
+            run.factor = self._noise()
         if command.up_to > 1:
             self._repeat(run)
         else:
@@ -95,7 +101,7 @@ class CostEngine:
         run = self._run
         if run is None or run.command.step != command.step or run.steps == 1:
             return
-        elapsed_s = self._work.now - run.began_s
+        elapsed_s = (self._work.now - run.began_s) / run.factor
         batch = len(run.command.sequences)
         steps = steps_within(self._cost, batch, run.kv_tokens, elapsed_s) + 1
         if steps < run.steps:
@@ -106,6 +112,7 @@ class CostEngine:
         seconds = run.step_s
         if steps > 1:
             seconds = repeat_s(self._cost, len(run.command.sequences), run.kv_tokens, steps)
+        seconds *= run.factor
         self._work.at(run.began_s + seconds, self._ended, (run, steps, seconds))
 
     def _ended(self, what: tuple[_Run, int, float]) -> None:
@@ -113,11 +120,11 @@ class CostEngine:
         if run is not self._run or steps != run.steps:
             return
         self._run = None
-        slower = 1.0
+        slower = run.factor
         if self._cores is not None:
             self._cores.end()
             took_s = self._timeline.now - run.started_s
-            slower, seconds = took_s / seconds if seconds > 0.0 else 1.0, took_s
+            slower, seconds = slower * took_s / seconds if seconds > 0.0 else 1.0, took_s
         self.busy_s += seconds
         sequences = run.command.sequences
         if run.command.up_to > 1:

@@ -50,6 +50,7 @@ class SimulatedWorker:
         publish: Publish,
         ran: Ran,
         cores: SharedCores | None,
+        noise: Callable[[], float] | None,
     ) -> None:
         self.ref = ref
         self.machine = machine
@@ -59,7 +60,7 @@ class SimulatedWorker:
         self._peers = peers
         self._publish = publish
         self._timeline = peers.hosts.timeline
-        self.engine = CostEngine(cost, self._timeline, self.feed, ran, cores)
+        self.engine = CostEngine(cost, self._timeline, self.feed, ran, cores, noise)
         self._handoffs: dict[AttemptId, Handoff] = {}
         self._pool_writes: dict[AttemptId, PoolWrite] = {}
         self._turnover = -1

@@ -10,7 +10,7 @@ in as (kind, features, seconds) and coefficients go out, announced by the node t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from shared.core.costs.fit import LinearFit
@@ -110,8 +110,9 @@ def load_features(tokens: int) -> tuple[float]:
 class CostFit:
     """A node's coefficients, learnt from its own steps.
 
-    Starts from a prior, needs a few samples of a kind before it moves, recovers from a prior that is wrong by
-    any factor, and is barely affected by single outliers. Deterministic; `observe` is O(1).
+    Starts from a prior, needs a few samples of a kind before it moves, recovers from a prior that is wrong by any factor,
+    finds the mean where other work slows the node down now and then, and is barely affected by single stalls
+    (core.costs.fit). Deterministic; `observe` is O(1).
     """
 
     def __init__(self, prior: CostCoefficients) -> None:
@@ -124,6 +125,19 @@ class CostFit:
     def observe(self, kind: Kind, features: tuple[float, ...], seconds: float) -> None:
         """Take one measurement. Impossible ones (no time, no work) are ignored."""
         self._fits[kind].observe(features, seconds)
+
+    def observe_mixed(
+        self, chunks: Sequence[tuple[int, int]], requests: int, kv_tokens: int, seconds: float
+    ) -> None:
+        """A step over prefill chunks (start, tokens) beside `requests` decoding sequences. Both models take their part of
+        it, in proportion to what they predict."""
+        cost = self.coefficients
+        predicted_s = mixed_s(cost, chunks, requests, kv_tokens)
+        if predicted_s <= 0.0:
+            return
+        ratio = seconds / predicted_s
+        self.observe("prefill", prefill_features(chunks), ratio * mixed_s(cost, chunks))
+        self.observe("step", step_features(requests, kv_tokens), ratio * step_s(cost, requests, kv_tokens))
 
     def samples(self, kind: Kind) -> int:
         """How many measurements of a kind have been taken."""

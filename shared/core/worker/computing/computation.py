@@ -83,7 +83,7 @@ class Computation(Generic[S]):
         self._counters["fetched_tokens"] += tokens
         if event.error:
             self._counters["fetches_failed"] += 1
-        elif tokens:
+        elif tokens and not self._predictions.awaits(sequence):  # a wait is no load
             self._predictions.learn_fetch(tokens, event.seconds)
         key_blocks(self._pool, sequence, block_tokens)
         self._predictions.fetch_ended(sequence)

@@ -180,6 +180,9 @@ class Predictions:
         elif not chunks:
             kv_tokens = sum(s.computed for s, _ in plan)
             self._fit.observe("step", step_features(len(plan), kv_tokens), event.seconds / event.steps)
+        else:
+            decoding = [s.computed for s, _ in plan if s.decoding]
+            self._fit.observe_mixed(chunks, len(decoding), sum(decoding), event.seconds)
         self.cost = self._fit.coefficients
 
     def samples(self, kind: Kind) -> int:

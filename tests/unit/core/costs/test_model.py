@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.core.costs.model import (
     CostFit,
@@ -108,6 +110,78 @@ def test_fit_finds_other_coefficients_despite_noise_and_outliers() -> None:
         fit.observe("prefill", prefill_features([(0, n)]), compute_s(true, 0, n) * noise)
     for n in (1000, 10_000, 60_000):
         assert compute_s(fit.coefficients, 0, n) == pytest.approx(compute_s(true, 0, n), rel=0.15)
+
+
+def mean_after(samples: int, ratio: Callable[[random.Random], float], mean: float, seed: int = 1) -> float:
+    """Predicted time in multiples of `mean` times the true one, on average over the last half of the samples."""
+    draw = random.Random(seed)
+    fit, told = CostFit(SMALL_MODEL_CPU), []
+    for i in range(samples):
+        n = int(10 ** draw.uniform(1.5, 3.3))
+        fit.observe("prefill", prefill_features([(0, n)]), compute_s(SMALL_MODEL_CPU, 0, n) * ratio(draw))
+        if i >= samples // 2:
+            told.append(compute_s(fit.coefficients, 0, 500) / compute_s(SMALL_MODEL_CPU, 0, 500) / mean)
+    return sum(told) / len(told)
+
+
+@pytest.mark.parametrize("slower", [2.0, 4.0, 10.0])
+def test_under_contention_the_mean_is_found(slower: float) -> None:
+    """Half the samples take so many times as long."""
+    assert mean_after(800, lambda draw: draw.choice((1.0, slower)), (1.0 + slower) / 2) == pytest.approx(
+        1.0, abs=0.05
+    )
+
+
+def test_under_skewed_noise_the_mean_is_found() -> None:
+    assert mean_after(800, lambda draw: draw.lognormvariate(-0.125, 0.5), 1.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_stall_now_and_then_is_no_measurement() -> None:
+    calm = mean_after(800, lambda draw: 1000.0 if draw.random() < 0.01 else 1.0, 1.0)
+    assert calm == pytest.approx(1.0, abs=0.06)
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_a_change_of_regime_is_seen_within_twenty_samples(factor: float, spread: float) -> None:
+    draw = random.Random(3)
+    fit = CostFit(SMALL_MODEL_CPU)
+
+    def observe(samples: int, scale: float) -> None:
+        for _ in range(samples):
+            n = int(10 ** draw.uniform(1.5, 3.3))
+            noise = draw.lognormvariate(-(spread**2) / 2, spread)
+            fit.observe(
+                "prefill", prefill_features([(0, n)]), compute_s(SMALL_MODEL_CPU, 0, n) * scale * noise
+            )
+
+    observe(500, 1.0)
+    observe(20, factor)
+    expected = factor * compute_s(SMALL_MODEL_CPU, 0, 500)
+    assert compute_s(fit.coefficients, 0, 500) == pytest.approx(expected, rel=0.25)
+
+
+def test_a_node_that_only_runs_mixed_steps_learns_too() -> None:
+    true = replace(
+        SMALL_MODEL_CPU, **{f: 3 * getattr(SMALL_MODEL_CPU, f) for f in SMALL_MODEL_CPU.__struct_fields__}
+    )
+    draw = random.Random(2)
+    fit = CostFit(SMALL_MODEL_CPU)
+    for _ in range(100):
+        chunks, requests = [(draw.randrange(500), draw.randint(16, 256))], draw.randint(1, 8)
+        fit.observe_mixed(chunks, requests, 300 * requests, mixed_s(true, chunks, requests, 300 * requests))
+    assert compute_s(fit.coefficients, 0, 200) == pytest.approx(compute_s(true, 0, 200), rel=0.05)
+    assert step_s(fit.coefficients, 4, 1200) == pytest.approx(step_s(true, 4, 1200), rel=0.05)
+
+
+def test_what_samples_leave_open_is_the_priors() -> None:
+    """Only prompts of one length come. Those of others keep their proportion."""
+    fit = CostFit(SMALL_MODEL_CPU)
+    for _ in range(300):
+        fit.observe("prefill", prefill_features([(0, 100)]), 2 * compute_s(SMALL_MODEL_CPU, 0, 100))
+    for n in (10, 1000, 4000):
+        ratio = compute_s(fit.coefficients, 0, n) / compute_s(SMALL_MODEL_CPU, 0, n)
+        assert ratio == pytest.approx(2.0, rel=0.05)
 
 
 def test_impossible_samples_are_ignored() -> None:
