@@ -57,7 +57,7 @@ class Scheduler:
         self._registry = registry
         self._index = index
         self._turn = 0
-        self.forecast = Forecast(config.objectives)
+        self.forecast = Forecast(config.objectives, config.links)
         self._candidates = Candidates(config, decode_policy, registry, self.forecast)
         self.admission = Admission(config.objectives)
         self.log = DecisionLog(config.decisions_kept)
