@@ -69,6 +69,7 @@ class SimulatedCluster:
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}
         self.requests = requests
+        self._arrived_requests = 0
         self._progressed: Callable[[int], None] | None = None
         self.ended_s = 0.0
         """When the last request ended."""
@@ -220,6 +221,7 @@ class SimulatedCluster:
 
     def _arrived(self, number: int) -> None:
         self._expect(number + 1)
+        self._arrived_requests = number + 1
         self.gateway.arrived(self.requests[number])
 
     def _ended(self) -> None:
@@ -235,7 +237,10 @@ class SimulatedCluster:
             node.feed(Ticked())
             self._report(node)
         self._to_conductor(Ticked())
-        self.timeline.at(self.timeline.now + TICK_S, self._tick)
+        next_s = self.timeline.now + TICK_S
+        if self.measures.done == self._arrived_requests:  # nothing happens before the next arrival
+            next_s = max(next_s, self.requests[self._arrived_requests].arrival_s)
+        self.timeline.at(next_s, self._tick)
 
 
 def _ref(role: Role, number: int, host: str) -> NodeRef:

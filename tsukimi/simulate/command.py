@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from shared.core.conductor.objectives import AdmissionMode
 from shared.core.costs.presets import PRESETS
 from tsukimi.compiled.load import use_compiled
+
+TimeUnit = Literal["s", "ms", "us"]
 
 
 def simulate(
@@ -27,6 +29,15 @@ def simulate(
     decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 8,
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="Only the first so many; 0: all.")] = 0,
+    time_unit: Annotated[TimeUnit, typer.Option(help="Of the trace's timestamps: s, ms or us.")] = "ms",
+    block_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a block of the trace, and of the cluster.")
+    ] = 512,
+    sort: Annotated[bool, typer.Option(help="Rows may be out of order.")] = False,
+    poisson: Annotated[
+        float, typer.Option(min=0.0, help="Draw arrivals anew, so many a second; 0: as recorded.")
+    ] = 0.0,
+    max_output: Annotated[int, typer.Option(min=0, help="Most tokens of an answer; 0: as recorded.")] = 0,
     balancing_threshold: Annotated[
         float, typer.Option(min=1.0, help="Pull a prefix if it is so many times as long as the local one.")
     ] = 1.0,
@@ -86,8 +97,11 @@ def simulate(
 ) -> None:
     """Replay a trace through the scheduling code of the cluster, without one."""
     compiled = not interpreted and use_compiled()
-    from tsukimi.simulate.config import SimulationConfig
-    from tsukimi.simulate.run import run
+    from msgspec.structs import replace
+
+    from tsukimi.simulate.config import LLAMA_70B, SimulationConfig
+    from tsukimi.simulate.run import TraceAsked, run
+    from tsukimi.simulate.trace import TraceFormat
 
     config = SimulationConfig(
         policy=policy,
@@ -107,6 +121,7 @@ def simulate(
         chunk_tokens=chunk_tokens,
         max_prefills=max_prefills,
         inline_tokens=inline_tokens,
+        layout=replace(LLAMA_70B, block_tokens=block_tokens),
         cost=cost,
         fitted_costs=fitted_costs,
         noise=noise,
@@ -114,4 +129,12 @@ def simulate(
         shm_bytes_s=shm_gbps * 1e9 / 8,
         message_s=message_ms / 1000,
     )
-    run(config, trace, speed, requests, json, compiled=compiled)
+    asked = TraceAsked(
+        path=trace,
+        speed=speed,
+        requests=requests,
+        form=TraceFormat(time_unit=time_unit, block_tokens=block_tokens, sort=sort),
+        poisson_per_s=poisson,
+        most_output_tokens=max_output,
+    )
+    run(config, asked, json, compiled=compiled)

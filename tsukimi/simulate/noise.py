@@ -15,3 +15,9 @@ def noise_of(node: NodeId, sigma: float, seed: int) -> Callable[[], float] | Non
         return None
     draw = random.Random(f"{seed}/{node}")
     return lambda: draw.lognormvariate(-sigma * sigma / 2, sigma)
+
+
+def exponential(per_s: float, seed: int) -> Callable[[], float]:
+    """Draws the times between the events of a Poisson process."""
+    draw = random.Random(f"{seed}/arrivals")
+    return lambda: draw.expovariate(per_s)
