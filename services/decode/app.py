@@ -30,7 +30,9 @@ class DecodeNode(Node):
 
     def make_machine(self, spec: ModelSpec, pages: int, cost: CostCoefficients) -> DecodeMachine:
         self.landings = Landings(self.plane, self.feed)
-        return DecodeMachine(self.config.machine(spec, pages, self.context.incarnation, cost))
+        return DecodeMachine(
+            self.config.machine(spec, pages, self.context.incarnation, cost, self.context.host)
+        )
 
     async def subscribe(self) -> None:
         await self.context.bus.subscribe(

@@ -27,7 +27,7 @@ class Config(NodeConfig, frozen=True, kw_only=True):
     """Longest silence, in seconds, of a prefill node that has begun to write."""
 
     def machine(
-        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
+        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients, host: str = ""
     ) -> DecodeConfig:
         return DecodeConfig(
             node=self.node,
@@ -42,6 +42,7 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             gateway_lease_s=self.gateway_lease_s,
             eviction=self.eviction,
             cost=cost,
+            host=host,
             headroom_tokens=self.headroom_tokens,
             reservation_lease_s=self.reservation_lease_s,
         )

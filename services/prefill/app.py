@@ -28,7 +28,9 @@ class PrefillNode(Node):
         self.config = config
 
     def make_machine(self, spec: ModelSpec, pages: int, cost: CostCoefficients) -> PrefillMachine:
-        return PrefillMachine(self.config.machine(spec, pages, self.context.incarnation, cost))
+        return PrefillMachine(
+            self.config.machine(spec, pages, self.context.incarnation, cost, self.context.host)
+        )
 
     async def subscribe(self) -> None:
         await self.context.bus.subscribe(subjects.prefill(self.context.node), PrefillJob, self._on_job)

@@ -39,7 +39,7 @@ class Config(NodeConfig, frozen=True, kw_only=True):
         return self.chunk_tokens or (STEP_TOKENS if self.stages == 1 else STAGED_STEP_TOKENS)
 
     def machine(
-        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients
+        self, spec: ModelSpec, pages: int, incarnation: Incarnation, cost: CostCoefficients, host: str = ""
     ) -> PrefillConfig:
         return PrefillConfig(
             node=self.node,
@@ -54,4 +54,5 @@ class Config(NodeConfig, frozen=True, kw_only=True):
             gateway_lease_s=self.gateway_lease_s,
             eviction=self.eviction,
             cost=cost,
+            host=host,
         )

@@ -51,6 +51,14 @@ class NodeInfo(Struct, frozen=True, tag="node_info"):
     """Most prompt tokens of one step; 0: unknown."""
 
 
+class LinkTotals(Struct, frozen=True, array_like=True):
+    """All fetches over one kind of link that a node has timed. Only grows."""
+
+    fetches: int = 0
+    blocks: int = 0
+    seconds: float = 0.0
+
+
 class NodeLoad(Struct, frozen=True, tag="node_load"):
     """Heartbeat, sent every `heartbeat_s` and on change. From: every service. Redelivery is harmless: seq orders them."""
 
@@ -83,6 +91,10 @@ class NodeLoad(Struct, frozen=True, tag="node_load"):
     cost_given."""
     cost_given: bool = False
     """The time model is the announced one, taken as exact; the node measures nothing. The simulator does this."""
+    fetched_near: LinkTotals = LinkTotals()
+    """From cache nodes of the own host."""
+    fetched_far: LinkTotals = LinkTotals()
+    """From other hosts."""
 
 
 class NodeLeft(Struct, frozen=True, tag="node_left"):

@@ -80,3 +80,9 @@ def attempt_id(request: RequestId, choice: int, attempt: int) -> AttemptId:
 
 def request_of(attempt: AttemptId) -> RequestId:
     return attempt.split("/", 1)[0]
+
+
+def previous_attempt(attempt: AttemptId) -> AttemptId:
+    """The attempt before this one at the same choice; empty if it is the first, or no attempt's name."""
+    choice, _, number = attempt.rpartition("/")
+    return f"{choice}/{int(number) - 1}" if number.isdecimal() and int(number) > 0 else ""

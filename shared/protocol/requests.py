@@ -177,6 +177,18 @@ the sequence up (drain, preemption, lost or corrupt KV), so place it again; fail
 error); refused: steps would become too long with it, so try again after retry_after_s."""
 
 
+class StageTimes(Struct, frozen=True, array_like=True):
+    """What the stages of a prompt's prefill took, in seconds, as the node measured them. They mean what those of a
+    Prediction mean."""
+
+    queue_s: float = 0.0
+    """From its acceptance to its first step, but for the two below: for its turn, or for blocks being computed."""
+    transfer_s: float = 0.0
+    """Pulling blocks from other hosts."""
+    prefill_s: float = 0.0
+    """Loading blocks from the own host, and from the first step to the first token."""
+
+
 class TokenDelta(Struct, frozen=True, array_like=True):
     """Next tokens of one attempt. `index` counts from the answer's first token, over all attempts."""
 
@@ -191,6 +203,8 @@ class TokenDelta(Struct, frozen=True, array_like=True):
     """On the delta with the attempt's first token: prompt tokens whose KV was reused, not computed."""
     retry_after_s: float = 0.0
     """With `refused`: when there is room, as predicted."""
+    stages: StageTimes | None = None
+    """On the delta with the attempt's first token, from the node that computed the prompt."""
 
 
 class TokenBatch(Struct, frozen=True, tag="token_batch"):

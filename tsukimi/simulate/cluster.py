@@ -132,7 +132,11 @@ class SimulatedCluster:
             ref = _ref("prefill", i, self._host("prefill", i))
             prefill = PrefillMachine(
                 PrefillConfig(
-                    node=ref.node, incarnation=ref.incarnation, max_running=config.max_prefills, **common
+                    node=ref.node,
+                    incarnation=ref.incarnation,
+                    host=ref.host,
+                    max_running=config.max_prefills,
+                    **common,
                 )
             )
             self._add(ref, prefill, spec)
@@ -142,6 +146,7 @@ class SimulatedCluster:
                 DecodeConfig(
                     node=ref.node,
                     incarnation=ref.incarnation,
+                    host=ref.host,
                     max_running=config.max_running,
                     headroom_tokens=1 << 20,
                     max_repeat=MAX_REPEAT,

@@ -157,7 +157,7 @@ class SimulatedGateway:
         self._timeline.at(command.at, self._tick, (machine, number))
 
     def _finish(self, machine: RequestMachine, number: int, event: Any, command: ev.Finish) -> None:
-        self._measures.finished(number, event.attempt, command)
+        self._measures.finished(number, event.attempt, command, machine.prefilled)
         self._forget(event)
 
     def _fail(self, machine: RequestMachine, number: int, event: Any, command: ev.Fail) -> None:

@@ -8,10 +8,11 @@ from operator import itemgetter
 from typing import Any
 
 from shared.core.costs.model import compute_s
-from shared.core.request.events import Deliver, Finish
+from shared.core.request.events import Deliver, Finish, Prefilled
 from shared.protocol.cluster import CostCoefficients
 from shared.protocol.errors import WireError
 from shared.protocol.ids import AttemptId
+from tsukimi.simulate.predicted import PredictionErrors
 from tsukimi.simulate.trace import TraceRequest
 
 Interval = tuple[float, float, int]
@@ -27,10 +28,10 @@ _how_many = itemgetter(2)
 class _Story:
     """When an attempt's tokens came."""
 
-    __slots__ = ("intervals", "last_s")
+    __slots__ = ("first_s", "intervals", "last_s")
 
     def __init__(self, first_s: float) -> None:
-        self.last_s = first_s
+        self.first_s = self.last_s = first_s
         self.intervals: list[Interval] = []
 
 
@@ -48,6 +49,7 @@ class Measures:
         self._ended: dict[int, Finish] = {}
         self._errors: Counter[str] = Counter()
         self._stories: dict[AttemptId, _Story] = {}
+        self._predicted = PredictionErrors()
 
     @property
     def done(self) -> int:
@@ -85,11 +87,18 @@ class Measures:
         if command.index == 0:
             self._ttft_s[number] = now - self._requests[number].arrival_s
 
-    def finished(self, number: int, attempt: AttemptId, command: Finish) -> None:
+    def finished(
+        self, number: int, attempt: AttemptId, command: Finish, prefilled: Prefilled | None = None
+    ) -> None:
+        """`prefilled`: what computing the prompt took, beside its prediction."""
         self._ended[number] = command
         story = self._stories.pop(attempt, None)
+        tbt_s = None
         if story is not None and story.intervals:
             self._tbt_s[number] = mean_of_longest(story.intervals)
+            tbt_s = (story.last_s - story.first_s) / sum(map(_how_many, story.intervals))
+        if prefilled is not None:
+            self._predicted.took(prefilled, tbt_s)
 
     def failed(self, number: int, error: WireError, cached_tokens: int | None = None) -> None:
         """The request failed. Its times are not counted. `cached_tokens`: reused of its prompt; None: the prompt was not
@@ -121,6 +130,7 @@ class Measures:
             "hit_rate": cached / prompt if prompt else 0.0,
             "ttft_s": spread(list(self._ttft_s.values())),
             "tbt_s": spread(list(self._tbt_s.values())),
+            "predicted": self._predicted.summary(),
         }
 
     def goodput(self, ttft_s: float, tbt_s: float) -> float:

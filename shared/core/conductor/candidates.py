@@ -123,7 +123,7 @@ class Candidates:
             candidates=candidates,
             best_blocks=best,
             best_host=holder.host if holder else "",
-            links=self._config.links,
+            links=self._forecast.links.now,
             number=self._number,
             locals=locals_,
             coming=coming,
@@ -247,7 +247,7 @@ class Candidates:
         best, holder = best_cache(asked.match, self._registry.caches, self._forecast.senders, asked.now)
         if holder is not None and holder.host != decision.candidate.host:
             missing = best - decision.candidate.local_blocks
-            seconds = self._config.links.transfer_s(missing * asked.group.block_bytes, False)
+            seconds = self._forecast.links.now.transfer_s(missing * asked.group.block_bytes, False)
             self._forecast.senders.booked(holder.host, asked.now, seconds)
 
     def _pulls_coming(self, asked: Asked, decision: Decision) -> None:
@@ -255,7 +255,7 @@ class Candidates:
         host = self._host_of(coming)
         if coming is not None and host != decision.candidate.host:
             pulled = coming.blocks - decision.candidate.local_blocks
-            seconds = self._config.links.transfer_s(pulled * asked.group.block_bytes, False)
+            seconds = self._forecast.links.now.transfer_s(pulled * asked.group.block_bytes, False)
             self._forecast.senders.booked(host, asked.now + coming.in_s, seconds)
 
     def with_booked(

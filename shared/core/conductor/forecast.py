@@ -10,7 +10,9 @@ from shared.core.conductor.objectives import Objectives
 from shared.core.conductor.prediction.booked_blocks import BookedBlocks
 from shared.core.conductor.prediction.decode_forecast import DecodeForecast
 from shared.core.conductor.prediction.link_queues import LinkQueues
+from shared.core.conductor.prediction.measured_links import MeasuredLinks
 from shared.core.conductor.prediction.output_lengths import OutputLengths
+from shared.core.costs.links import Links
 from shared.core.costs.model import step_s
 from shared.protocol.cluster import NodeLoad
 from shared.protocol.ids import AttemptId, Incarnation, NodeId
@@ -21,18 +23,21 @@ Life = tuple[NodeId, Incarnation]
 class Forecast:
     """Learns from assignments and reports. Its state is soft: a new one knows enough after one answer's time."""
 
-    def __init__(self, objectives: Objectives) -> None:
+    def __init__(self, objectives: Objectives, links: Links) -> None:
+        """`links`: as configured, until some are measured."""
         self._admission = objectives.admission if objectives.tbt_s > 0 else "none"
         self._limit_s = objectives.tbt_most_s
         self.booked = BookedBlocks(PENDING_S)
         self.lengths = OutputLengths()
         self.senders = LinkQueues()
+        self.links = MeasuredLinks(links)
         self._decodes: dict[Life, DecodeForecast] = {}
 
     # -- what happened -----------------------------------------------------------------------------------------------
 
     def reported(self, node_state: NodeState, load: NodeLoad, now: float) -> None:
         """A registered node's newest load."""
+        self.links.reported(node_state, load)
         self.booked.reported(load.node, load.attempts, now, node_state.estimate.busy_until_s)
         if load.role == "decode":
             attempts = load.attempts
@@ -57,6 +62,7 @@ class Forecast:
         lives = {(p.node, p.ref.incarnation) for p in node_states}
         self._decodes = {life: forecast for life, forecast in self._decodes.items() if life in lives}
         self.booked.keep([p.node for p in node_states])
+        self.links.keep(lives)
         self.senders.keep({p.host for p in node_states})
 
     # -- what is expected --------------------------------------------------------------------------------------------

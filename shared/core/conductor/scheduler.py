@@ -24,7 +24,7 @@ from shared.core.conductor.policy_view import Decision, PolicyView
 from shared.core.conductor.prefix_sources import pool_for, sources_for
 from shared.core.kv.block_keys import reusable_blocks
 from shared.protocol.errors import Overloaded, TsukimiError, Unavailable
-from shared.protocol.ids import AttemptId, NodeRef
+from shared.protocol.ids import AttemptId, NodeRef, previous_attempt
 from shared.protocol.requests import Placement, PlaceRequest, Prediction
 
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._registry = registry
         self._index = index
         self._turn = 0
-        self.forecast = Forecast(config.objectives)
+        self.forecast = Forecast(config.objectives, config.links)
         self._candidates = Candidates(config, decode_policy, registry, self.forecast)
         self.admission = Admission(config.objectives)
         self.log = DecisionLog(config.decisions_kept)
@@ -66,6 +66,10 @@ class Scheduler:
 
     def place(self, request: PlaceRequest, now: float) -> Placement:
         """Raises Unavailable, TooLarge or Overloaded."""
+        if previous := previous_attempt(
+            request.attempt
+        ):  # what was booked for it is not computed, or is by now
+            self.given_up(previous, now)
         group = self._registry.groups.get(request.model)
         if group is None or not (group.decodes or (group.prefills and request.max_new_tokens == 1)):
             raise Unavailable(f"no node that serves {request.model!r} is ready")

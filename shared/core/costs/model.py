@@ -16,7 +16,8 @@ from typing import Literal
 from shared.core.costs.fit import LinearFit
 from shared.protocol.cluster import CostCoefficients
 
-Kind = Literal["prefill", "step", "load"]
+Kind = Literal["prefill", "step", "load", "pull"]
+"""load: fetching blocks from the own host; pull: from another one."""
 
 
 # -- formulas ----------------------------------------------------------------------------------------------
@@ -120,6 +121,7 @@ class CostFit:
             "prefill": LinearFit((prior.prefill_fixed_s, prior.prefill_token_s, prior.prefill_square_s)),
             "step": LinearFit((prior.step_fixed_s, prior.step_request_s, prior.step_token_s)),
             "load": LinearFit((prior.load_token_s,)),
+            "pull": LinearFit((prior.load_token_s,)),
         }
 
     def observe(self, kind: Kind, features: tuple[float, ...], seconds: float) -> None:
@@ -142,6 +144,11 @@ class CostFit:
     def samples(self, kind: Kind) -> int:
         """How many measurements of a kind have been taken."""
         return self._fits[kind].samples
+
+    @property
+    def pull_token_s(self) -> float:
+        """Seconds per token that is pulled from another host. Not in `coefficients`: to others it is the link's."""
+        return self._fits["pull"].weights()[0]
 
     @property
     def coefficients(self) -> CostCoefficients:

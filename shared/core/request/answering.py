@@ -25,6 +25,9 @@ def tokens_arrived(choice: ChoiceState, event: ev.TokensArrived, now: float) -> 
 def _take(choice: ChoiceState, node: NodeId, delta: TokenDelta, now: float) -> None:
     attempt = choice.current()
     attempt.heard(node, delta, now)
+    if delta.stages is not None and attempt.placement is not None and not attempt.timed:
+        attempt.timed = True
+        choice.prefilled = ev.Prefilled(attempt.placement, delta.stages, now - attempt.began_s)
     index = choice.order.next_index
     tokens, logprobs = choice.order.add(delta)
     if delta.cached_tokens is not None and delta.index == 0 and choice.cached_tokens is None:
@@ -36,6 +39,7 @@ def _take(choice: ChoiceState, node: NodeId, delta: TokenDelta, now: float) -> N
     if attempt.accepted:
         choice.show()
     if reason := attempt.how_complete(choice.spec, choice.order, tokens):
+        choice.tbt_s = attempt.tbt_s
         choice.drop_attempt("complete", all_but=node if attempt.end else "")
         choice.finish(reason, choice.order.next_index)
     elif delta.finish == "moved":

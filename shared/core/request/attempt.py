@@ -45,6 +45,14 @@ class Attempt:
         self.decode: NodeRef | None = None
         """None: one token only."""
         self.landing = b""
+        self.began_s = 0.0
+        """When a place was asked for."""
+        self.timed = False
+        """It was told what the prefill took."""
+        self.decode_tokens = 0
+        """Tokens of the decode node since its first message with any."""
+        self.decode_first_s = self.decode_last_s = 0.0
+        """When those came."""
         self.heard_at = 0.0
         self.gap_since = math.inf
         self.end: dict[int, End] = {}
@@ -83,7 +91,21 @@ class Attempt:
             self.end[delta.index + len(delta.tokens)] = delta.finish
         if self.decode is not None and node == self.decode.node:
             self.accepted |= delta.finish != "refused"
-            self.decode_heard |= bool(delta.tokens)
+            if delta.tokens:
+                self._decoded(len(delta.tokens), now)
+
+    def _decoded(self, tokens: int, now: float) -> None:
+        if self.decode_heard:
+            self.decode_tokens += tokens
+        else:
+            self.decode_heard, self.decode_first_s = True, now
+        self.decode_last_s = now
+
+    @property
+    def tbt_s(self) -> float:
+        """Mean time between tokens of the decode node; 0: it made too few."""
+        took_s = self.decode_last_s - self.decode_first_s
+        return took_s / self.decode_tokens if self.decode_tokens else 0.0
 
     def how_complete(self, spec: ChoiceSpec, order: TokenOrder, new: Sequence[int]) -> End | None:
         """Why the answer is whole now that `new` tokens came; None if it is not."""

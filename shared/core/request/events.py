@@ -16,6 +16,7 @@ from shared.protocol.requests import (
     PrefillJob,
     Reserved,
     ReserveRequest,
+    StageTimes,
     TokenDelta,
 )
 from shared.protocol.sampling import SamplingParams, TokenLogprob
@@ -64,6 +65,15 @@ class ChoiceSetup(Struct, frozen=True):
 
     spec: ChoiceSpec
     config: LifecycleConfig
+
+
+class Prefilled(Struct, frozen=True):
+    """An attempt's prompt was computed: what had been predicted for it, and what it took."""
+
+    placement: Placement
+    stages: StageTimes
+    ttft_s: float
+    """From asking for a place to the first token's arrival."""
 
 
 # -- events ----------------------------------------------------------------------------------------------------

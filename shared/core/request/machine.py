@@ -107,6 +107,16 @@ class RequestMachine:
         return self._choice.cached_tokens
 
     @property
+    def prefilled(self) -> ev.Prefilled | None:
+        """What computing the prompt took, at the last attempt that did, beside what was predicted; None: not told."""
+        return self._choice.prefilled
+
+    @property
+    def tbt_s(self) -> float:
+        """Once finished: mean time between tokens at the last attempt's decode node; 0: too few tokens, or none there."""
+        return self._choice.tbt_s
+
+    @property
     def late(self) -> int:
         """Messages of attempts that were given up."""
         return self._choice.late

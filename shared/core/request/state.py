@@ -32,6 +32,8 @@ class ChoiceState:
         """All that took part in some attempt."""
         self.late = 0
         self.syncs = 0
+        self.prefilled: ev.Prefilled | None = None
+        self.tbt_s = 0.0
         self.outcome = ""
         """finished, failed or aborted, once ended."""
         self.commands: list[Command] = []
@@ -55,6 +57,7 @@ class ChoiceState:
         id_ = attempt_id(self.spec.request, self.spec.choice, self.attempts)
         self.attempts += 1
         self.attempt = Attempt(id_, self.order.next_index)
+        self.attempt.began_s = now
         left, avoid = self.left(now), self.retry_policy.avoided(now)
         request = place_request(self.spec, id_, self.order.tokens, left, avoid, self.retry_policy.retry)
         self.commands.append(ev.AskPlace(request))

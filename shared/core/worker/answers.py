@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.protocol.ids import AttemptId
-from shared.protocol.requests import AttemptState, FinishReason, TokenDelta
+from shared.protocol.requests import AttemptState, FinishReason, StageTimes, TokenDelta
 from shared.protocol.sampling import TokenLogprob
 
 
@@ -22,6 +22,8 @@ class Answer:
     error: str = ""
     retry_after_s: float = 0.0
     cached_tokens: int | None = None
+    stages: StageTimes | None = None
+    """Set with the first token where the prompt was computed."""
     started: bool = True
     """False: cancelled before it was ever asked for here."""
 
@@ -40,6 +42,7 @@ class Answer:
             self.error,
             self.cached_tokens if skip == 0 and tokens else None,
             self.retry_after_s,
+            self.stages if skip == 0 and tokens else None,
         )
 
     def state(

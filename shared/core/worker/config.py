@@ -37,6 +37,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     cost: CostCoefficients = SMALL_MODEL_CPU
     fit_cost: bool = True
     """Learn the time model from own measurements. False: `cost` is given, and reported as exact."""
+    host: str = ""
+    """The machine it is on. Empty: unknown, and no other node is taken to be there too."""
 
 
 class PrefillConfig(WorkerConfig, frozen=True, kw_only=True):

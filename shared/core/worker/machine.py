@@ -159,6 +159,8 @@ class WorkerMachine(ABC, Generic[S]):
             cost=predictions.cost if predictions.learns else None,
             cost_samples=predictions.samples(self.cost_kind) if predictions.learns else 0,
             cost_given=not predictions.learns,
+            fetched_near=predictions.fetched_near,
+            fetched_far=predictions.fetched_far,
         )
 
     def _queue_s(self, now: float) -> float:

@@ -46,6 +46,7 @@ class Reservations:
             table.refuse(event.ask, request, error)
             return None
         table.accept(sequence)
+        sequence.came_s = now
         return sequence
 
     def _unfit(self, request: ReserveRequest) -> TsukimiError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.core.kv.block_keys import TOKEN_BYTES, pack_tokens
 from shared.core.worker.answers import Answer
 from shared.protocol.ids import AttemptId, BlockKey, Incarnation, NodeId, NodeRef
-from shared.protocol.requests import BlockSource, FinishReason, TokenDelta
+from shared.protocol.requests import BlockSource, FinishReason, StageTimes, TokenDelta
 from shared.protocol.sampling import SamplingParams, TokenLogprob
 
 
@@ -36,6 +36,12 @@ class SequenceState:
     """First block of the fetch that is out; -1: none."""
     came_s: float = 0.0
     """When it was accepted."""
+    began_s: float = -1.0
+    """When its first step began; negative: none has."""
+    pulled_s: float = 0.0
+    """How long its blocks were pulled from other hosts."""
+    loaded_s: float = 0.0
+    """How long they were loaded from the own host."""
     void: bool = False
     """Its last step failed: what that wrote into its pages, and streamed, is worth nothing until it is run again."""
     pool_open: bool = False
@@ -91,6 +97,11 @@ class SequenceState:
     @property
     def decoding(self) -> bool:
         return self.computed >= self.prompt_tokens
+
+    def stages(self, now: float) -> StageTimes:
+        """What its prefill took, if that is done now."""
+        queue_s = self.began_s - self.came_s - self.pulled_s - self.loaded_s
+        return StageTimes(max(0.0, queue_s), self.pulled_s, now - self.began_s + self.loaded_s)
 
     def table(self) -> tuple[int, ...]:
         if len(self.page_table) != len(self.pages):
@@ -153,8 +164,10 @@ class SequenceState:
             logprobs = logprobs[: len(kept)]
             answer.logprobs.extend(logprobs)
         self.wanted = self.prompt_tokens + index + len(kept)
-        cached = answer.cached_tokens if index == 0 else None
+        cached, stages = (answer.cached_tokens, answer.stages) if index == 0 else (None, None)
         answer.finish = finish
         if self.unsent >= 0:
             return self.held_back()
-        return TokenDelta(self.attempt, answer.first_index + index, kept, logprobs, finish, "", cached)
+        return TokenDelta(
+            self.attempt, answer.first_index + index, kept, logprobs, finish, "", cached, 0.0, stages
+        )

@@ -75,7 +75,7 @@ def test_a_missing_required_field_is_named(sample: Any) -> None:
 def test_array_like_structs_grow_at_the_end() -> None:
     shortest = msgspec.msgpack.encode([ATTEMPT, 3])
     assert decode(shortest, TokenDelta) == TokenDelta(ATTEMPT, 3)
-    longer = msgspec.msgpack.encode([ATTEMPT, 3, [5], [], None, "", None, 0.0, "added later"])
+    longer = msgspec.msgpack.encode([ATTEMPT, 3, [5], [], None, "", None, 0.0, None, "added later"])
     assert decode(longer, TokenDelta) == TokenDelta(ATTEMPT, 3, (5,))
     assert decode(msgspec.msgpack.encode([-0.5, [], "later"]), TokenLogprob) == TokenLogprob(-0.5)
 

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from services.gateway.generation.generation import Generation
 from services.gateway.generation.metrics.node_metrics import LOADS, ROWS, UP, NodeMetric, node_metric
+from services.gateway.generation.metrics.prediction_metrics import PredictionMetrics
 from shared.core.conductor.membership import Member
 from shared.protocol.errors import Cancelled, Invalid, Overloaded, Unavailable
 
@@ -73,6 +74,7 @@ class Metrics:
         )
         for outcome in get_args(Outcome):
             self._ended.labels(outcome)
+        self._predictions = PredictionMetrics(registry)
         registry.register(NodeCollector(members))
 
     def render(self) -> bytes:
@@ -149,6 +151,8 @@ class Metrics:
         self._tokens.labels("cached").inc(usage.cached_tokens)
         self._tokens.labels("completion").inc(usage.completion_tokens)
         machines = [choice.machine for choice in generation.choices]
+        for machine in machines:
+            self._predictions.ended(machine)
         attempts = sum(m.attempts for m in machines)
         self.count("attempts", attempts)
         self.count("retries", attempts - len(machines))

@@ -84,10 +84,18 @@ class Computation(Generic[S]):
         if event.error:
             self._counters["fetches_failed"] += 1
         elif tokens and not self._predictions.awaits(sequence):  # a wait is no load
-            self._predictions.learn_fetch(tokens, event.seconds)
+            self._time_fetch(sequence, event)
         key_blocks(self._pool, sequence, block_tokens)
         self._predictions.fetch_ended(sequence)
         self._fetch_more(sequence, now)
+
+    def _time_fetch(self, sequence: S, event: BlocksFetched) -> None:
+        near = self._predictions.is_near(sequence.sources[sequence.sources_tried - 1].holder)
+        if near:
+            sequence.loaded_s += event.seconds
+        else:
+            sequence.pulled_s += event.seconds
+        self._predictions.learn_fetch(event.blocks, event.seconds, near=near)
 
     def _fetch_more(self, sequence: S, now: float) -> None:
         """Ask the next source; with none left the sequence is ready to be computed."""
@@ -203,6 +211,7 @@ class Computation(Generic[S]):
         if result.error:
             self._table.end(sequence, now, "failed", result.error)
         elif sequence.decoding:
+            sequence.answer.stages = sequence.stages(now)
             return self._take(sequence, result, now)
         return 0
 

@@ -23,7 +23,8 @@ from shared.core.worker.config import WorkerConfig
 from shared.core.worker.sequence import SequenceState
 from shared.core.worker.steps import StepDone
 from shared.core.worker.transfers import FetchBlocks
-from shared.protocol.ids import AttemptId
+from shared.protocol.cluster import LinkTotals
+from shared.protocol.ids import AttemptId, NodeRef
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,7 +50,9 @@ class Predictions:
         self.learns = worker.fit_cost
         self.backlog_s = 0.0
         """Of the beginning of the work that is out."""
+        self.fetched_near = self.fetched_far = LinkTotals()
         self._fit = CostFit(worker.cost)
+        self._host = worker.host
         self._pool = pool
         self._block_tokens = worker.block_tokens
         self._chunk_tokens = worker.chunk_tokens
@@ -92,7 +95,8 @@ class Predictions:
         else:
             cached = expected_prefix(self._pool, sequence, self._block_tokens)
             chunks_s = self._more_chunks_s(sequence.prompt_tokens - cached)
-            self._expect(sequence, prefill_s(self.cost, sequence.prompt_tokens, cached) + chunks_s)
+            seconds = prefill_s(self.cost, sequence.prompt_tokens, cached) + chunks_s
+            self._expect(sequence, seconds + self._pull_extra_s(sequence, cached))
 
     def accepted(self, sequence: SequenceState, now: float) -> None:
         """The sequence came in. What it is to reuse may still be computed elsewhere."""
@@ -115,7 +119,7 @@ class Predictions:
         """The sequence waits for these blocks; it will compute what is behind them. The time until they can be pulled is
         no work: others use it."""
         have = (fetch.source.first_block + fetch.source.blocks) * self._block_tokens
-        seconds = load_s(self.cost, have - sequence.computed)
+        seconds = self._load_s(have - sequence.computed, near=self.is_near(fetch.source.holder))
         if fetch.source.ready_in_s > 0.0:
             self._awaited[sequence.attempt] = now + fetch.source.ready_in_s
         self._fetches[sequence.attempt] = _Running(now + fetch.source.ready_in_s, seconds, seconds)
@@ -135,6 +139,8 @@ class Predictions:
         decoding = [s.computed for s, _ in plan if s.decoding]
         worth_s = 0.0
         for s, n in chunks:
+            if s.began_s < 0.0:
+                s.began_s = now
             left_s = self._compute_s(s.computed + n, s.prompt_tokens)
             worth_s += max(0.0, s.expected_s - left_s)
         seconds = mixed_s(self.cost, [(s.computed, n) for s, n in chunks], len(decoding), sum(decoding))
@@ -157,6 +163,19 @@ class Predictions:
             return 0.0
         return compute_s(self.cost, start, end - start) + self._more_chunks_s(end - start)
 
+    def _pull_extra_s(self, sequence: SequenceState, cached: int) -> float:
+        """By how much longer it takes to fetch what comes from other hosts than if it came from the own one."""
+        far = 0
+        for source in sequence.sources:
+            if not self.is_near(source.holder):
+                end = min(cached, (source.first_block + source.blocks) * self._block_tokens)
+                far += max(0, end - source.first_block * self._block_tokens)
+        return (self._fit.pull_token_s - self.cost.load_token_s) * far
+
+    def _load_s(self, tokens: int, *, near: bool) -> float:
+        """Fetching their KV."""
+        return load_s(self.cost, tokens) if near else self._fit.pull_token_s * tokens
+
     def _more_chunks_s(self, tokens: int) -> float:
         """What chunks after the first one cost, whatever their size."""
         return self.cost.prefill_fixed_s * ((tokens - 1) // self._chunk_tokens) if tokens > 0 else 0.0
@@ -167,10 +186,21 @@ class Predictions:
 
     # -- learning --------------------------------------------------------------------------------------------------
 
-    def learn_fetch(self, tokens: int, seconds: float) -> None:
-        """So many tokens' KV was fetched in that time. The model takes it in with the next step."""
-        if self.learns:
-            self._fit.observe("load", load_features(tokens), seconds)
+    def is_near(self, holder: NodeRef) -> bool:
+        """Whether it is on the same host."""
+        return bool(holder.host) and holder.host == self._host
+
+    def learn_fetch(self, blocks: int, seconds: float, *, near: bool) -> None:
+        """So many blocks were fetched in that time. The model takes it in with the next step."""
+        if not self.learns:
+            return
+        self._fit.observe("load" if near else "pull", load_features(blocks * self._block_tokens), seconds)
+        before = self.fetched_near if near else self.fetched_far
+        totals = LinkTotals(before.fetches + 1, before.blocks + blocks, before.seconds + seconds)
+        if near:
+            self.fetched_near = totals
+        else:
+            self.fetched_far = totals
 
     def learn_step(self, plan: Sequence[tuple[SequenceState, int]], event: StepDone) -> None:
         """From the step that is out, whose sequences are as they were when it began."""

@@ -108,6 +108,18 @@ def test_an_assignment_that_nobody_uses_is_taken_back() -> None:
     assert cluster.feed(GivenUp("never/0/0")) == []
 
 
+def test_a_second_attempt_takes_back_what_was_booked_for_the_first() -> None:
+    """A decode node refused the first one, so nobody computes it: neither its time nor its blocks may count."""
+    cluster = ClusterOf(1, 1, 1)
+    first = cluster.place(20 * 16, HEAD[:20], attempt="a/0/0").predicted
+    for number in (1, 2):
+        again = cluster.place(20 * 16, HEAD[:20], attempt=f"a/0/{number}")
+        assert again.cached_blocks == 0
+        assert again.predicted.ttft_s == pytest.approx(first.ttft_s)
+    other = cluster.place(20 * 16, HEAD[:20], attempt="b/0/1")
+    assert other.predicted.queue_s > 0.0, "others' attempts stay booked"
+
+
 def test_a_queue_drains_with_time() -> None:
     cluster = ClusterOf(1, 1)
     cluster.report("p-0", "prefill", queue_s=3.0)
