@@ -93,6 +93,7 @@ class ConductorApp:
                 "placed": machine.placed,
                 "refused": machine.refused,
                 "let_through": machine.let_through,
+                "expired": machine.expired,
                 "blocks_indexed": len(machine.index),
                 "block_event_gaps": machine.streams.gaps,
                 **self._ctx.bus.counters,

@@ -16,8 +16,9 @@ from shared.protocol.cluster import NodeLeft
 from tests.support.processes.cluster import Cluster, cluster
 
 MODEL = "toy:step_ms=5,prefill_us=100"
-PAUSE_S = 7.0
-"""Longer than nodes may be silent, and longer than a gateway waits for a placement."""
+PAUSES_S = {"conductor-0": 15.0, "gateway-0": 12.0, "prefill-0": 7.0, "decode-0": 7.0}
+"""Longer than nodes may be silent, and longer than a gateway waits for a placement; the gateway's is longer than its
+lease at the nodes."""
 
 
 async def load(house: Cluster, seconds: float, per_s: float) -> list[str]:
@@ -52,17 +53,23 @@ async def load(house: Cluster, seconds: float, per_s: float) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("node", ["conductor-0", "prefill-0", "decode-0"])
+@pytest.mark.parametrize("node", PAUSES_S)
 async def test_no_request_fails_because_a_process_was_stopped(tmp_path: Path, node: str) -> None:
     with cluster(tmp_path, prefill=2, decode=2, cache=1, model=MODEL) as house:
-        loading = asyncio.create_task(load(house, PAUSE_S + 6.0, 10.0))
+        loading = asyncio.create_task(load(house, PAUSES_S[node] + 6.0, 10.0))
         await asyncio.sleep(2.0)
         house.send_signal(node, signal.SIGSTOP)
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(PAUSES_S[node])
         house.send_signal(node, signal.SIGCONT)
         outcomes = await loading
         assert [o for o in outcomes if o] == [], house.logs()
         house.wait_idle()
+        if node == "conductor-0":
+            counters = house.counters("conductor")
+            assert counters["expired"] >= 80, (
+                "each of those that waited longest asked three times, and was read once"
+            )
+            assert counters["placed"] <= len(outcomes) + 10, "no place is booked for those that gave up"
 
 
 async def test_a_node_that_somebody_else_says_has_left_is_back_at_once(tmp_path: Path) -> None:

@@ -166,6 +166,20 @@ def test_overload_at_the_conductor_refuses_a_new_request_only() -> None:
     assert kinds(s.feed(Ticked(), after_s=1.0)) == ["AskPlace"]
 
 
+@pytest.mark.parametrize("code", ["unavailable", "deadline_exceeded"])
+def test_who_was_kept_waiting_for_the_conductor_is_not_refused_when_it_returns(code: str) -> None:
+    s = Story(budget_s=60.0)
+    s.start()
+    assert kinds(s.feed(ev.PlaceRefused(s.attempt, WireError(code)))) == ["AskPlace"]
+    error = WireError("overloaded", "busy", retry_after_s=3.0)
+    for _ in range(5):
+        assert s.feed(ev.PlaceRefused(s.attempt, error)) == []
+        [ask] = s.feed(Ticked(), after_s=1.0)
+        assert not ask.request.retry, "it has no rights of a failover"
+    s.feed(ev.PlaceRefused(s.attempt, error))
+    assert s.feed(Ticked(), after_s=60.0) == [ev.Fail(error)], "when its budget is over it is told why"
+
+
 def test_overload_at_a_decode_node_is_placed_elsewhere_a_few_times() -> None:
     s = Story(overloads_most=2)
     s.start()
