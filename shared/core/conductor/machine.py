@@ -24,6 +24,7 @@ from shared.core.conductor.events import (
     NodeAnnounced,
     NodeDeparted,
     NoticeNode,
+    NoticePolicyFailed,
     PlaceAsked,
     ReplyPlacement,
     ReplyRefusal,
@@ -31,7 +32,7 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.membership import Change, Membership
 from shared.core.conductor.node_registry import NodeRegistry
-from shared.core.conductor.placement_policies import Policy, policy_named
+from shared.core.conductor.placement_policies import FALLBACK, Policy, policy_named
 from shared.core.conductor.policy_options import PolicyOptions
 from shared.core.conductor.questions.waited_for import WaitedFor
 from shared.core.conductor.scheduler import Scheduler
@@ -52,7 +53,7 @@ ConductorEvent = (
     | BusLost
     | BusFound
 )
-ConductorCommand = ReplyPlacement | ReplyRefusal | AskSnapshot | CallRoll | NoticeNode
+ConductorCommand = ReplyPlacement | ReplyRefusal | AskSnapshot | CallRoll | NoticeNode | NoticePolicyFailed
 
 ROLL_AGAIN_S = 1.0
 """Strangers are called to announce themselves at most that often."""
@@ -74,6 +75,7 @@ class ConductorMachine:
         self._scheduler = Scheduler(
             config,
             policy or policy_named(config.policy, options),
+            policy_named(FALLBACK, options),
             decode_policy_named(config.decode_policy, options),
             self.registry,
             self.index,
@@ -84,6 +86,7 @@ class ConductorMachine:
         self.refused = 0
         self.expired = 0
         """Questions that nobody waited for any more when they were read."""
+        self.policy_failures = 0
         self._handlers: dict[type, Callable[[Any, float], list[Any]]] = {
             PlaceAsked: self._place,
             GivenUp: self._on_given_up,
@@ -174,13 +177,17 @@ class ConductorMachine:
             self.expired += 1
             return [ReplyRefusal(event.ask, WireError("deadline_exceeded", why))]
         commands = self._suspect(event) if event.request.avoid else []
+        reply: ReplyPlacement | ReplyRefusal
         try:
-            placement = self._scheduler.place(event.request, now)
+            reply = ReplyPlacement(event.ask, self._scheduler.place(event.request, now))
+            self.placed += 1
         except TsukimiError as refusal:
+            reply = ReplyRefusal(event.ask, self._judgement(refusal.to_wire(), now))
             self.refused += 1
-            return [*commands, ReplyRefusal(event.ask, self._judgement(refusal.to_wire(), now))]
-        self.placed += 1
-        return [*commands, ReplyPlacement(ask=event.ask, placement=placement)]
+        if error := self._scheduler.policy_error:
+            self.policy_failures += 1
+            commands.append(NoticePolicyFailed(event.request.attempt, error))
+        return [*commands, reply]
 
     def _judgement(self, error: WireError, now: float) -> WireError:
         """Just back from a pause or an outage, we know only how loaded the nodes were before: ask again."""

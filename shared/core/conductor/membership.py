@@ -156,7 +156,7 @@ class Membership:
         """False just after a pause of our own process or an outage of our bus, until every node that lives was heard."""
         if self._bus_is_down or (self._ticked_s is not None and self._is_pause(now - self._ticked_s)):
             return False
-        return now - self._deaf_until_s > self.lost_after_s
+        return now - self._deaf_until_s >= self.lost_after_s
 
     def __iter__(self) -> Iterator[Member]:
         """All current lives, lost ones included, in the order they joined."""

@@ -32,8 +32,8 @@ class RetryPolicy:
 
     @property
     def waits(self) -> bool:
-        """Whether the request waits for its place as long as its budget lasts, however loaded the nodes are. A new one does
-        not: its client may come back later. One that was kept waiting, or is being answered, does."""
+        """Whether the request waits for its place as long as its budget lasts, however loaded the nodes are. A new one
+        does not: its client may come back later. One that was kept waiting, or is being answered, does."""
         return self.retry or self.kept_waiting
 
     def progressed(self) -> None:
