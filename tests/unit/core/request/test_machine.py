@@ -13,7 +13,7 @@ from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import BlockSource, TokenDelta
 from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, Grammar, SamplingParams
-from tests.support.worlds.request_story import D, P, Story, kinds
+from tests.support.worlds.request_story import D2, D, P, Story, kinds
 from tests.support.worlds.request_world import EOS, choice_spec
 
 # -- the ordinary way --------------------------------------------------------------------------------------------------
@@ -203,6 +203,25 @@ def test_what_no_node_would_take_fails_at_once(code: str) -> None:
     commands = s.feed(ev.SubmitRefused(s.attempt, "p0", WireError(code, "no", param="prompt")))
     assert kinds(commands) == ["Cancel", "Cancel", "Fail"]
     assert commands[-1].error.param == "prompt"
+
+
+@pytest.mark.parametrize("code", ["invalid", "too_large", "refused"])
+def test_a_request_that_is_wrong_says_nothing_about_the_nodes(code: str) -> None:
+    """Ten of them: no node is avoided for it, and one that is avoided for a failure of its own stays so."""
+    for _ in range(10):
+        s = Story()
+        s.start()
+        s.place()
+        commands = s.feed(ev.ReserveRefused(s.attempt, "d0", WireError(code)))
+        assert kinds(commands)[-1] == "Fail"
+        assert "AskPlace" not in kinds(commands)
+    s = Story()
+    s.start()
+    s.place()
+    [_, ask] = s.feed(ev.ReserveRefused(s.attempt, "d0", WireError("unavailable")))
+    assert ask.request.avoid == (("d0", "D"),)
+    s.place(P, D2)
+    assert kinds(s.feed(ev.ReserveRefused(s.attempt, "d1", WireError(code))))[-1] == "Fail"
 
 
 def test_a_failed_sequence_fails_the_request() -> None:
