@@ -18,6 +18,7 @@ from shared.protocol.errors import TsukimiError
 from tsukimi.bench_command import bench
 from tsukimi.errors import ToolError
 from tsukimi.options import DEFAULT_RUN_DIR, ModelOption, NatsOption, RunDirOption, UrlOption, wide_console
+from tsukimi.reproduce.command import reproduce
 from tsukimi.simulate.command import simulate
 
 app = typer.Typer(
@@ -171,6 +172,7 @@ def fetch(model: Annotated[str, typer.Argument(help="Alias, folder or hub id.")]
 
 
 app.command("simulate")(simulate)
+app.command("reproduce")(reproduce)
 
 
 @app.command()

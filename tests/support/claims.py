@@ -44,6 +44,7 @@ CLAIMS = (
     Claim(r"CONTRIBUTING\.md", r"\.venv/bin/python -m pytest .*", f"{QUICK}::test_pytest_finds_tests"),
     Claim(r".*", r"python -m services\.\w+( --help| --model \.\.\.)?", f"{QUICK}::test_a_service_explains_itself"),
     Claim(r".*", r"(PYTHONPATH=\. )?tsukimi simulate( .*)?", f"{QUICK}::test_a_trace_is_simulated"),
+    Claim(r".*", r"tsukimi reproduce( .*)?", f"{QUICK}::test_the_papers_are_reproduced"),
     Claim(r".*", r"tsukimi replay FILE", f"{QUICK}::test_a_recording_is_replayed"),
     Claim("README.md", r"tsukimi fetch MODEL", f"{REAL}::test_a_model_is_fetched"),
     Claim("README.md", r"tsukimi bench (engine|stack|handoff)", f"{REAL}::test_a_bench_of_its_own"),

@@ -181,6 +181,15 @@ def test_a_trace_is_simulated(terminal: Terminal, text: str) -> None:
         assert msgspec.json.decode((terminal.folder / "out.json").read_bytes())
 
 
+@pytest.mark.parametrize("text", claimed(f"{QUICK}::test_the_papers_are_reproduced"))
+def test_the_papers_are_reproduced(terminal: Terminal, text: str) -> None:
+    if text == "tsukimi reproduce":
+        text += " table1 --trace TRACE"
+    said = terminal.type(f"{text} --quick --json out.json --pictures .", timeout_s=300)
+    assert "off by" in said
+    assert msgspec.json.decode((terminal.folder / "out.json").read_bytes())
+
+
 @pytest.mark.parametrize("text", claimed(f"{QUICK}::test_a_recording_is_replayed"))
 def test_a_recording_is_replayed(terminal: Terminal, text: str) -> None:
     assert terminal.type(text).endswith("identical\n")

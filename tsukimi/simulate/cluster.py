@@ -168,8 +168,8 @@ class SimulatedCluster:
             self,
             self._publish,
             self.measures.ran,
-            self._cores,
-            noise_of(ref.node, self.config.noise, self.config.seed),
+            cores=self._cores,
+            noise=noise_of(ref.node, self.config.noise, self.config.seed),
         )
 
     # -- the conductor -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -68,13 +69,24 @@ def read_trace(
     path: Path, *, speed: float = 1.0, requests: int = 0, form: TraceFormat = AS_PUBLISHED
 ) -> list[TraceRequest]:
     """All requests, or the first `requests`. Divides arrival times by `speed`. Raises Invalid naming file and line."""
+    with _opened(path) as lines:
+        return parse_trace(lines, name=path.name, speed=speed, requests=requests, form=form)
+
+
+def read_rows(path: Path, form: TraceFormat = AS_PUBLISHED) -> list[TraceRow]:
+    """The rows as they are. Raises Invalid naming file and line."""
+    with _opened(path) as lines:
+        return list(_rows(lines, path.name, form))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterable[bytes]]:
+    """Plain or gzipped. Raises Invalid."""
     try:
         with path.open("rb") as file:
-            if file.read(2) == GZIP:
-                with gzip.open(path) as unzipped:
-                    return parse_trace(unzipped, name=path.name, speed=speed, requests=requests, form=form)
-            file.seek(0)
-            return parse_trace(file, name=path.name, speed=speed, requests=requests, form=form)
+            zipped = file.read(2) == GZIP
+        with gzip.open(path) if zipped else path.open("rb") as lines:
+            yield lines
     except (OSError, EOFError) as e:
         raise Invalid(f"trace {path}: {getattr(e, 'strerror', None) or e}", param="trace") from e
 

@@ -49,6 +49,7 @@ class SimulatedWorker:
         peers: Peers,
         publish: Publish,
         ran: Ran,
+        *,
         cores: SharedCores | None,
         noise: Callable[[], float] | None,
     ) -> None:
