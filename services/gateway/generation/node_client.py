@@ -30,8 +30,8 @@ class NodeClient:
         return ev.PlaceAnswered(attempt, placement)
 
     async def _give_up(self, attempt: AttemptId) -> None:
-        """Nobody goes to the place that the conductor keeps for us: it was late, or a node there refused. If this is lost,
-        the place frees itself soon."""
+        """The conductor need not keep the place for us: it was late, or a node there refused. If this is lost, the place
+        frees itself soon."""
         with contextlib.suppress(TsukimiError):
             await self._bus.publish(subjects.PLACE_GIVEN_UP, PlaceGivenUp(attempt))
 
