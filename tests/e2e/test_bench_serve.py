@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.processes.launched import Launched, launched
 
@@ -36,6 +38,26 @@ def test_load_on_a_cluster(cluster: Launched, tmp_path: Path, how: tuple[str, st
         assert sample["completion_tokens"] == 8
         assert sample["finish"] == "length"
     cluster.wait_idle()
+
+
+def test_predictions_are_held_against_what_was_measured(cluster: Launched) -> None:
+    cluster.tsukimi(*LOAD, "--rate", "50", "--seed", "4")
+    cluster.wait_idle()
+    families = {f.name: f for f in text_string_to_metric_families(httpx.get(f"{cluster.url}/metrics").text)}
+    errors = families["tsukimi_prediction_error_seconds"].samples
+    counted = {
+        stage: sum(s.value for s in errors if s.name.endswith("_count") and s.labels["stage"] == stage)
+        for stage in ("queue", "transfer", "prefill", "ttft", "tbt")
+    }
+    assert counted["queue"] == counted["transfer"] == counted["prefill"] == counted["ttft"] >= 12
+    assert 12 <= counted["tbt"] <= counted["ttft"], "answers of one or two tokens have none"
+    measured = families["tsukimi_measured_seconds"].samples
+    by_stage = {
+        stage: sum(s.value for s in measured if s.labels["stage"] == stage)
+        for stage in ("queue", "transfer", "prefill", "ttft")
+    }
+    assert 0.0 < by_stage["prefill"] < by_stage["ttft"]
+    assert by_stage["queue"] + by_stage["transfer"] + by_stage["prefill"] <= by_stage["ttft"]
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,8 @@ def errors_of(speed: float, **config: Any) -> dict[str, Any]:
     return predicted
 
 
-@pytest.mark.parametrize("speed", [1.0, 4.0])
-def test_with_exact_time_models_predictions_come_true(speed: float) -> None:
-    errors = errors_of(speed)
+def test_with_exact_time_models_predictions_come_true() -> None:
+    errors = errors_of(1.0)
     assert errors["prefill"]["relative_p50"] < 1e-6
     assert errors["ttft"]["relative_p50"] < 0.03
     assert abs(errors["ttft"]["bias"]) < 0.05
@@ -70,8 +69,9 @@ def test_with_exact_time_models_predictions_come_true(speed: float) -> None:
 def test_when_decode_nodes_are_full_predictions_still_come_true() -> None:
     """Refused attempts must not leave blocks and work behind that nobody computes."""
     errors = errors_of(8.0, decode=2, kv_tokens=60_000)
+    assert errors["ttft"]["relative_p50"] < 0.03
+    assert abs(errors["ttft"]["bias"]) < 0.05
     assert errors["prefill"]["absolute_p90_s"] < 1e-3
-    assert abs(errors["prefill"]["bias"]) < 0.01
 
 
 def test_with_fitted_time_models_the_noise_is_all_that_is_left() -> None:

@@ -11,6 +11,7 @@ from shared.core.conductor.events import (
     CallRoll,
     ConductorConfig,
     ConductorStarted,
+    GivenUp,
     LoadReported,
     NodeAnnounced,
     NoticeNode,
@@ -172,7 +173,7 @@ class SimulatedCluster:
 
     # -- the conductor -----------------------------------------------------------------------------------------------
 
-    def ask_conductor(self, event: PlaceAsked) -> None:
+    def ask_conductor(self, event: PlaceAsked | GivenUp) -> None:
         self._to_conductor(event)
 
     def _to_conductor(self, event: Any) -> None:

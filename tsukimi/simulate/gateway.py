@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shared.core.conductor.events import PlaceAsked, ReplyPlacement, ReplyRefusal
+from shared.core.conductor.events import GivenUp, PlaceAsked, ReplyPlacement, ReplyRefusal
 from shared.core.machine import Ask, Ticked
 from shared.core.request import events as ev
 from shared.core.request.machine import RequestMachine
@@ -31,7 +31,7 @@ class Cluster(Protocol):
     timeline: Timeline
     workers: dict[NodeId, SimulatedWorker]
 
-    def ask_conductor(self, event: PlaceAsked) -> None: ...
+    def ask_conductor(self, event: PlaceAsked | GivenUp) -> None: ...
 
 
 class SimulatedGateway:
@@ -101,6 +101,8 @@ class SimulatedGateway:
         message = reply.message
         event: Any
         if isinstance(message, WireError):
+            if refused is not ev.SyncFailed:
+                self._timeline.send(self._cluster.ask_conductor, GivenUp(attempt))
             event = refused(attempt, node, message)
         elif isinstance(message, Reserved):
             event = ev.ReserveAnswered(attempt, node, message)

@@ -43,7 +43,8 @@ class NodeClient:
         return ev.PlaceAnswered(attempt, placement)
 
     async def _give_up(self, attempt: AttemptId) -> None:
-        """A conductor that was only late must not keep a place for us. If this is lost, the place frees itself soon."""
+        """The conductor need not keep the place for us: it was late, or a node there refused. If this is lost, the place
+        frees itself soon."""
         with contextlib.suppress(TsukimiError):
             await self._bus.publish(subjects.PLACE_GIVEN_UP, PlaceGivenUp(attempt))
 
@@ -54,6 +55,7 @@ class NodeClient:
                 subjects.reserve(node), command.request, Reserved, self._timeout_s
             )
         except TsukimiError as e:
+            await self._give_up(attempt)
             return ev.ReserveRefused(attempt, node, e.to_wire())
         return ev.ReserveAnswered(attempt, node, reserved)
 
@@ -62,6 +64,7 @@ class NodeClient:
         try:
             await self._bus.request(subjects.prefill(node), command.job, Accepted, self._timeout_s)
         except TsukimiError as e:
+            await self._give_up(attempt)
             return ev.SubmitRefused(attempt, node, e.to_wire())
         return ev.SubmitAnswered(attempt, node)
 

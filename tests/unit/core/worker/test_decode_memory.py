@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.worker.transfers import LandingArrived, PoolWriteEnded
@@ -77,6 +77,7 @@ def test_eight_long_answers_in_memory_for_three_all_end() -> None:
     assert max(o.moves for o in owners) <= 8
 
 
+@settings(deadline=None)
 @given(answers=st.lists(st.integers(1, 60), min_size=1, max_size=8), pages=st.integers(17, 60))
 def test_whatever_the_lengths_all_end(answers: list[int], pages: int) -> None:
     run([Owner(f"r{i}", n) for i, n in enumerate(answers)], pages)
