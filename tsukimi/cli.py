@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from shared.io.config import CONFIG_EXIT_CODE, ConfigError
 from shared.io.models import DEFAULT_MODEL
 from shared.protocol.errors import TsukimiError
 from tsukimi.bench_command import bench
@@ -198,6 +199,12 @@ def _log_nothing() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
+def _exit_code(error: ToolError | TsukimiError) -> int:
+    if isinstance(error, ToolError):
+        return error.exit_code
+    return CONFIG_EXIT_CODE if isinstance(error, ConfigError) else 1
+
+
 def main() -> None:
     """Run the command. An expected error becomes one sentence on stderr."""
     try:
@@ -207,6 +214,6 @@ def main() -> None:
         from rich.text import Text
 
         Console(stderr=True).print(Text(f"tsukimi: {e}"), soft_wrap=True)
-        sys.exit(e.exit_code if isinstance(e, ToolError) else 1)
+        sys.exit(_exit_code(e))
     finally:
         gc.freeze()  # the process ends: no garbage need be collected

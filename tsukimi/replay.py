@@ -22,8 +22,6 @@ from shared.core.cache import machine as cache
 from shared.core.cache.config import CacheConfig
 from shared.core.conductor import events as conductor_events
 from shared.core.conductor import machine as conductor
-from shared.core.conductor.decode_policies import DECODE_POLICIES
-from shared.core.conductor.placement_policies import POLICIES
 from shared.core.kv import block_events
 from shared.core.machine import Command, Event, MachineMade
 from shared.core.request import events as request_events
@@ -31,7 +29,7 @@ from shared.core.request import machine as lifecycle
 from shared.core.worker import decode, prefill, steps, transfers
 from shared.core.worker import events as worker
 from shared.core.worker.config import DecodeConfig, PrefillConfig
-from shared.io.plugins import register
+from shared.io.policies import load_policies
 from shared.io.recorder import read_recording
 from tsukimi.errors import ToolError
 
@@ -46,8 +44,7 @@ class Replayable(Struct, frozen=True):
 
 
 def _conductor(config: conductor_events.ConductorConfig) -> conductor.ConductorMachine:
-    register(POLICIES, config.policy, param="policy")
-    register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
+    load_policies(config)
     return conductor.ConductorMachine(config)
 
 

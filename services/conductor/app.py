@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 
 from services.conductor.config import Config
-from shared.core.conductor.decode_policies import DECODE_POLICIES
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -21,18 +20,17 @@ from shared.core.conductor.events import (
     NodeAnnounced,
     NodeDeparted,
     NoticeNode,
+    NoticePolicyFailed,
     PlaceAsked,
     ReplyPlacement,
     ReplyRefusal,
     SnapshotArrived,
 )
 from shared.core.conductor.machine import ConductorEvent, ConductorMachine
-from shared.core.conductor.placement_policies import POLICIES
 from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
-from shared.io.config import ConfigError
 from shared.io.driver import Driver
-from shared.io.plugins import register
+from shared.io.policies import load_policies
 from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import (
@@ -45,12 +43,14 @@ from shared.protocol.cluster import (
     SnapshotAsked,
     Stage,
 )
-from shared.protocol.errors import Invalid, TsukimiError, WireError
+from shared.protocol.errors import TsukimiError, WireError
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import PlaceGivenUp, Placement, PlaceRequest
 
 TICK_S = 0.25
 SETTLE_STEP_S = 0.02
+POLICY_FAILURES_LOGGED = 100
+"""Only the first failure of the policy is logged, and then one of so many."""
 
 log = structlog.get_logger(__name__)
 
@@ -62,12 +62,8 @@ class ConductorApp:
         self._ctx = ctx
         self._config = config
         self._stage: Stage = "starting"
-        try:
-            register(POLICIES, config.policy, param="policy")
-            register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
-            self._machine = ConductorMachine(config.machine())
-        except Invalid as e:
-            raise ConfigError(e.message, param=e.param) from e
+        load_policies(config.machine())
+        self._machine = ConductorMachine(config.machine())
         self._driver: Driver[ConductorEvent] = Driver(
             self._machine, self._execute, tasks=ctx.tasks, recorder=ctx.recorder
         )
@@ -93,6 +89,8 @@ class ConductorApp:
                 "placed": machine.placed,
                 "refused": machine.refused,
                 "let_through": machine.let_through,
+                "expired": machine.expired,
+                "policy_failures": machine.policy_failures,
                 "blocks_indexed": len(machine.index),
                 "block_event_gaps": machine.streams.gaps,
                 **self._ctx.bus.counters,
@@ -164,6 +162,10 @@ class ConductorApp:
             case NoticeNode(ref=ref, what=what, detail=detail):
                 level = log.warning if what in ("lost", "suspect", "foreign") else log.info
                 level("node_changed", about=ref.node, life=ref.incarnation, what=what, detail=detail)
+            case NoticePolicyFailed(attempt=attempt, error=error_text):
+                if self._machine.policy_failures % POLICY_FAILURES_LOGGED == 1:
+                    total = self._machine.policy_failures
+                    log.error("policy_failed", attempt=attempt, error=error_text, total=total)
             case AskSnapshot(node=node):
                 return self._publish(subjects.snapshot(node), SnapshotAsked(self._ctx.node))
             case CallRoll():

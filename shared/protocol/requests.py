@@ -1,6 +1,7 @@
 """The messages that carry one request through the cluster.
 
 Messages carry time budgets (seconds remaining), not deadlines. Each receiver turns one into a deadline on its own clock.
+A point in time in a message is by the sender's clock; it is compared with others of that sender alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ class PlaceRequest(Struct, frozen=True, tag="place_request"):
     """Lives of nodes on which this request has just failed."""
     retry: bool = False
     """A failover of a request already being answered: never refused for SLO reasons."""
+    asker: Incarnation = ""
+    """Whose clock `asked_at_s` is by."""
+    asked_at_s: float = 0.0
+    """When it was sent, by the asker's monotonic clock."""
+    waits_s: float = 0.0
+    """How long the asker waits for the answer. A question read later than that is not answered with a place; 0: it always
+    is."""
 
 
 class PlaceGivenUp(Struct, frozen=True, tag="place_given_up"):

@@ -22,9 +22,11 @@ from shared.protocol.cluster import (
     RollCall,
     SnapshotAsked,
 )
-from shared.protocol.errors import Unavailable
+from shared.protocol.errors import Overloaded, Unavailable
 from shared.protocol.ids import BlockKey, Role
 from shared.protocol.requests import Placement, PlaceRequest
+from tests.support.fakes import broken_policies
+from tests.support.fakes.broken_policies import FAILS_FROM_TOKENS
 from tests.support.processes.nats import NatsServer
 from tests.support.processes.spawn import spawn, tail
 from tests.support.until import until
@@ -113,7 +115,7 @@ class Cluster:
         """Return once a request can be placed."""
         async with asyncio.timeout(20.0):
             while True:
-                with contextlib.suppress(Unavailable):
+                with contextlib.suppress(Unavailable, Overloaded):
                     await self.place()
                     return
                 await asyncio.sleep(0.02)
@@ -267,8 +269,50 @@ async def test_after_a_bus_outage_it_goes_on(
     await cluster.cached_becomes(4, *head)
 
 
-async def test_a_policy_that_does_not_exist_is_a_configuration_error(conductor: ConductorProcess) -> None:
-    conductor.start(policy="fastest")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "fastest",
+        *(f"{broken_policies.__name__}:{name}" for name in ("NoPlace", "CannotBeMade", "AlwaysRaises")),
+    ],
+)
+async def test_a_policy_that_cannot_work_is_a_configuration_error(
+    conductor: ConductorProcess, policy: str
+) -> None:
+    conductor.start(policy=policy)
     assert conductor.process is not None
     assert await asyncio.to_thread(conductor.process.wait, 30.0) == 78
-    assert "fastest" in tail(conductor.log)
+    assert policy in tail(conductor.log)
+    assert "Traceback" not in conductor.log.read_text()
+
+
+async def test_a_policy_that_fails_on_a_request_harms_nobody(
+    cluster: Cluster, conductor: ConductorProcess
+) -> None:
+    conductor.start(policy=f"{broken_policies.__name__}:RaisesForLongPrompts")
+    await cluster.placed()
+    short, long = FAILS_FROM_TOKENS - 1, FAILS_FROM_TOKENS
+    placements = [await cluster.place(tokens) for tokens in (short, long, long, short)]
+    assert [p.policy.rpartition(":")[2] for p in placements] == [
+        "RaisesForLongPrompts", "kvcache_centric", "kvcache_centric", "RaisesForLongPrompts"
+    ]  # fmt: skip
+    assert "failed" in placements[1].reason
+    assert await conductor.end() == 0, tail(conductor.log)
+    log = conductor.log.read_text()
+    assert log.count("policy_failed") == 1, "a flood of failures is no flood of lines"
+    assert "never thought of that" in log
+    assert replay(conductor.record).difference is None
+
+
+async def test_two_thousand_questions_at_once_are_all_answered(
+    cluster: Cluster, conductor: ConductorProcess
+) -> None:
+    """As many as have room are placed; the others hear when to come again."""
+    conductor.start()
+    await cluster.placed()
+    outcomes = await asyncio.gather(*(cluster.place(48) for _ in range(2000)), return_exceptions=True)
+    refusals = [outcome for outcome in outcomes if not isinstance(outcome, Placement)]
+    assert {type(refusal) for refusal in refusals} == {Overloaded}
+    assert all(isinstance(r, Overloaded) and 0.1 <= (r.retry_after_s or 0.0) <= 60.0 for r in refusals)
+    assert 100 < len(refusals) < 1900
+    await cluster.placed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from pathlib import Path
 
@@ -13,56 +12,34 @@ import pytest
 from shared.io.nats_bus import connect
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeLeft
-from tests.support.processes.cluster import Cluster, cluster
+from tests.support.processes.cluster import cluster
+from tests.support.processes.open_loop import open_loop
 
 MODEL = "toy:step_ms=5,prefill_us=100"
-PAUSE_S = 7.0
-"""Longer than nodes may be silent, and longer than a gateway waits for a placement."""
-
-
-async def load(house: Cluster, seconds: float, per_s: float) -> list[str]:
-    """Streams of an open loop. What went wrong with each; empty: nothing."""
-    async with httpx.AsyncClient(base_url=house.url, timeout=60.0, trust_env=False) as client:
-
-        async def one(i: int) -> str:
-            body = {
-                "model": "toy",
-                "prompt": f"request {i} " * 8,
-                "max_tokens": 16,
-                "stream": True,
-                "ignore_eos": True,
-            }
-            async with client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    return f"{response.status_code}: {(await response.aread())[:200]!r}"
-                events = [
-                    line[5:].strip() async for line in response.aiter_lines() if line.startswith("data:")
-                ]
-            if not events or events[-1] != "[DONE]":
-                return f"it ends with {events[-1:]}"
-            errors = [e for e in events[:-1] if "error" in json.loads(e)]
-            return errors[0] if errors else ""
-
-        requests = []
-        for i in range(int(seconds * per_s)):
-            requests.append(asyncio.create_task(one(i)))
-            await asyncio.sleep(1.0 / per_s)
-        return list(await asyncio.gather(*requests))
+PAUSES_S = {"conductor-0": 15.0, "gateway-0": 12.0, "prefill-0": 7.0, "decode-0": 7.0}
+"""Longer than nodes may be silent, and longer than a gateway waits for a placement; the gateway's is longer than its
+lease at the nodes."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("node", ["conductor-0", "prefill-0", "decode-0"])
+@pytest.mark.parametrize("node", PAUSES_S)
 async def test_no_request_fails_because_a_process_was_stopped(tmp_path: Path, node: str) -> None:
     with cluster(tmp_path, prefill=2, decode=2, cache=1, model=MODEL) as house:
-        loading = asyncio.create_task(load(house, PAUSE_S + 6.0, 10.0))
+        loading = asyncio.create_task(open_loop(house.url, PAUSES_S[node] + 6.0, 10.0))
         await asyncio.sleep(2.0)
         house.send_signal(node, signal.SIGSTOP)
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(PAUSES_S[node])
         house.send_signal(node, signal.SIGCONT)
         outcomes = await loading
         assert [o for o in outcomes if o] == [], house.logs()
         house.wait_idle()
+        if node == "conductor-0":
+            counters = house.counters("conductor")
+            assert counters["expired"] >= 80, (
+                "each of those that waited longest asked three times, and was read once"
+            )
+            assert counters["placed"] <= len(outcomes) + 10, "no place is booked for those that gave up"
 
 
 async def test_a_node_that_somebody_else_says_has_left_is_back_at_once(tmp_path: Path) -> None:

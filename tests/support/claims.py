@@ -43,7 +43,7 @@ CLAIMS = (
     Claim("README.md", r"\.venv/bin/tsukimi", f"{QUICKSTART}::test_make_target"),
     Claim(r"CONTRIBUTING\.md", r"\.venv/bin/python -m pytest .*", f"{QUICK}::test_pytest_finds_tests"),
     Claim(r".*", r"python -m services\.\w+( --help| --model \.\.\.)?", f"{QUICK}::test_a_service_explains_itself"),
-    Claim(r".*", r"(PYTHONPATH=\. )?tsukimi simulate( .*)?", f"{QUICK}::test_a_trace_is_simulated"),
+    Claim(r".*", r"tsukimi simulate( .*)?", f"{QUICK}::test_a_trace_is_simulated"),
     Claim(r".*", r"tsukimi reproduce( .*)?", f"{QUICK}::test_the_papers_are_reproduced"),
     Claim(r".*", r"tsukimi replay FILE", f"{QUICK}::test_a_recording_is_replayed"),
     Claim("README.md", r"tsukimi fetch MODEL", f"{REAL}::test_a_model_is_fetched"),
@@ -55,7 +55,7 @@ CLAIMS = (
         f"{CLUSTERS}::test_a_command_on_a_cluster",
     ),
     Claim("README.md", r"tsukimi down", f"{CLUSTERS}::test_a_cluster_answers"),
-    Claim(r"docs/experiments\.md", r"PYTHONPATH=\. tsukimi up --policy \S+", f"{CLUSTERS}::test_the_policy_serves"),
+    Claim(r"docs/experiments\.md", r"tsukimi up --policy \S+", f"{CLUSTERS}::test_the_policy_serves"),
     Claim(
         r"docs/experiments\.md", r"tsukimi up --set conductor\.record=\S+|tsukimi replay /tmp\S+",
         f"{CLUSTERS}::test_what_was_recorded_is_replayed",

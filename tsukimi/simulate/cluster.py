@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shared.core.conductor.decode_policies import DECODE_POLICIES
 from shared.core.conductor.events import (
     AskSnapshot,
     BlocksChanged,
@@ -16,6 +15,7 @@ from shared.core.conductor.events import (
     LoadReported,
     NodeAnnounced,
     NoticeNode,
+    NoticePolicyFailed,
     PlaceAsked,
     ReplyPlacement,
     ReplyRefusal,
@@ -23,7 +23,6 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.machine import ConductorMachine
 from shared.core.conductor.objectives import Objectives
-from shared.core.conductor.placement_policies import POLICIES
 from shared.core.costs.links import Links
 from shared.core.kv.block_events import PublishBlocks, PublishSnapshot, SnapshotWanted, snapshot_parts
 from shared.core.kv.block_keys import blocks_for, namespace_digest
@@ -32,7 +31,7 @@ from shared.core.worker.config import DecodeConfig, PrefillConfig
 from shared.core.worker.decode import DecodeMachine
 from shared.core.worker.events import Reply
 from shared.core.worker.prefill import PrefillMachine
-from shared.io.plugins import register
+from shared.io.policies import load_policies, policy_failed
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import ModelSpec
@@ -64,9 +63,9 @@ class SimulatedCluster:
         self.hosts = Hosts(self.timeline, config.nic_bytes_s, config.shm_bytes_s)
         self._cores = SharedCores(self.timeline, config.cores) if config.cores else None
         self.measures = Measures(requests, config.time_model)
-        register(POLICIES, config.policy, param="policy")
-        register(DECODE_POLICIES, config.decode_policy, param="decode_policy")
-        self.conductor = ConductorMachine(_conductor_config(config))
+        self._conductor_config = _conductor_config(config)
+        load_policies(self._conductor_config)
+        self.conductor = ConductorMachine(self._conductor_config)
         self.caches: dict[NodeId, SimulatedCache] = {}
         self.workers: dict[NodeId, SimulatedWorker] = {}
         self.requests = requests
@@ -184,6 +183,8 @@ class SimulatedCluster:
                     self.timeline.send(self.gateway.placed, command)
                 case AskSnapshot(node=node):
                     self.timeline.send(self._asked_snapshot, node)
+                case NoticePolicyFailed(attempt=attempt, error=error):
+                    raise policy_failed(self._conductor_config, error, f"on {attempt.split('/')[0]}")
                 case CallRoll() | NoticeNode():
                     pass
 

@@ -62,7 +62,7 @@ class Gateway:
         self._recorder = recorder
         self._owner = Owner(config.node, incarnation)
         self._tasks = tasks
-        self._node_client = NodeClient(bus, config.call_s)
+        self._node_client = NodeClient(bus, config.call_s, incarnation)
         self._lifecycle = ev.LifecycleConfig(budget_s=config.budget_s, idle_sync_s=config.idle_sync_s)
         self._strays: OrderedDict[AttemptId, None] = OrderedDict()
         self._idle = asyncio.Event()

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
+
+from msgspec.structs import replace
 
 from shared.core.machine import Event
 from shared.core.request import events as ev
 from shared.io.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.errors import DeadlineExceeded, TsukimiError, Unavailable, WireError
-from shared.protocol.ids import AttemptId
+from shared.protocol.ids import AttemptId, Incarnation
 from shared.protocol.requests import Accepted, AttemptState, PlaceGivenUp, Placement, Reserved, SyncRequest
 
 
 class NodeClient:
-    def __init__(self, bus: Bus, timeout_s: float) -> None:
+    def __init__(self, bus: Bus, timeout_s: float, incarnation: Incarnation) -> None:
+        """`incarnation`: the gateway's life, whose clock stamps questions."""
         self._bus = bus
         self._timeout_s = timeout_s
+        self._incarnation = incarnation
 
     async def place(self, command: ev.AskPlace) -> Event:
+        """The conductor is told if nobody waits for its answer any more."""
         attempt = command.request.attempt
+        request = replace(
+            command.request, asker=self._incarnation, asked_at_s=time.monotonic(), waits_s=self._timeout_s
+        )
         try:
-            placement = await self._bus.request(subjects.PLACE, command.request, Placement, self._timeout_s)
+            placement = await self._bus.request(subjects.PLACE, request, Placement, self._timeout_s)
         except DeadlineExceeded as e:
             await self._give_up(attempt)
             return ev.PlaceRefused(attempt, e.to_wire())
+        except asyncio.CancelledError:  # the client left
+            await self._give_up(attempt)
+            raise
         except TsukimiError as e:
             return ev.PlaceRefused(attempt, e.to_wire())
         return ev.PlaceAnswered(attempt, placement)

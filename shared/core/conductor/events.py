@@ -113,3 +113,11 @@ class NoticeNode(Command, frozen=True):
     what: Literal["joined", "stage", "lost", "returned", "left", "suspect", "foreign"]
     """foreign: its KVCache does not fit the other nodes' of the same model; it gets no work."""
     detail: str = ""
+
+
+class NoticePolicyFailed(Command, frozen=True):
+    """Tell people that a policy failed on a request. A built-in one placed it instead."""
+
+    attempt: AttemptId
+    error: str
+    """What it raised, and where."""

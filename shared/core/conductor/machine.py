@@ -24,6 +24,7 @@ from shared.core.conductor.events import (
     NodeAnnounced,
     NodeDeparted,
     NoticeNode,
+    NoticePolicyFailed,
     PlaceAsked,
     ReplyPlacement,
     ReplyRefusal,
@@ -31,11 +32,12 @@ from shared.core.conductor.events import (
 )
 from shared.core.conductor.membership import Change, Membership
 from shared.core.conductor.node_registry import NodeRegistry
-from shared.core.conductor.placement_policies import Policy, policy_named
+from shared.core.conductor.placement_policies import FALLBACK, Policy, policy_named
 from shared.core.conductor.policy_options import PolicyOptions
+from shared.core.conductor.questions.waited_for import WaitedFor
 from shared.core.conductor.scheduler import Scheduler
 from shared.core.machine import BusFound, BusLost, Ticked
-from shared.protocol.errors import TsukimiError
+from shared.protocol.errors import TsukimiError, WireError
 from shared.protocol.ids import NodeId
 
 ConductorEvent = (
@@ -51,10 +53,12 @@ ConductorEvent = (
     | BusLost
     | BusFound
 )
-ConductorCommand = ReplyPlacement | ReplyRefusal | AskSnapshot | CallRoll | NoticeNode
+ConductorCommand = ReplyPlacement | ReplyRefusal | AskSnapshot | CallRoll | NoticeNode | NoticePolicyFailed
 
 ROLL_AGAIN_S = 1.0
 """Strangers are called to announce themselves at most that often."""
+RETURNED_S = 0.5
+"""When to ask again after an answer of a conductor that was away."""
 HOLDERS = ("prefill", "decode", "cache")
 
 
@@ -71,13 +75,18 @@ class ConductorMachine:
         self._scheduler = Scheduler(
             config,
             policy or policy_named(config.policy, options),
+            policy_named(FALLBACK, options),
             decode_policy_named(config.decode_policy, options),
             self.registry,
             self.index,
         )
+        self._waited_for = WaitedFor()
         self._rolled_s = float("-inf")
         self.placed = 0
         self.refused = 0
+        self.expired = 0
+        """Questions that nobody waited for any more when they were read."""
+        self.policy_failures = 0
         self._handlers: dict[type, Callable[[Any, float], list[Any]]] = {
             PlaceAsked: self._place,
             GivenUp: self._on_given_up,
@@ -96,6 +105,7 @@ class ConductorMachine:
         return self._handlers[type(event)](event, now)
 
     def _on_given_up(self, event: GivenUp, now: float) -> list[Any]:
+        self._waited_for.given_up(event.attempt)
         self._scheduler.given_up(event.attempt, now)
         return []
 
@@ -146,6 +156,7 @@ class ConductorMachine:
         self.membership.check()
         self.streams.check()
         self.registry.check()
+        self._waited_for.check()
         self._scheduler.forecast.check()
 
     @property
@@ -162,14 +173,27 @@ class ConductorMachine:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _place(self, event: PlaceAsked, now: float) -> list[Any]:
+        if why := self._waited_for.too_late(event.request, now):
+            self.expired += 1
+            return [ReplyRefusal(event.ask, WireError("deadline_exceeded", why))]
         commands = self._suspect(event) if event.request.avoid else []
+        reply: ReplyPlacement | ReplyRefusal
         try:
-            placement = self._scheduler.place(event.request, now)
+            reply = ReplyPlacement(event.ask, self._scheduler.place(event.request, now))
+            self.placed += 1
         except TsukimiError as refusal:
+            reply = ReplyRefusal(event.ask, self._judgement(refusal.to_wire(), now))
             self.refused += 1
-            return [*commands, ReplyRefusal(ask=event.ask, error=refusal.to_wire())]
-        self.placed += 1
-        return [*commands, ReplyPlacement(ask=event.ask, placement=placement)]
+        if error := self._scheduler.policy_error:
+            self.policy_failures += 1
+            commands.append(NoticePolicyFailed(event.request.attempt, error))
+        return [*commands, reply]
+
+    def _judgement(self, error: WireError, now: float) -> WireError:
+        """Just back from a pause or an outage, we know only how loaded the nodes were before: ask again."""
+        if error.code != "overloaded" or self.membership.up_to_date(now):
+            return error
+        return WireError("unavailable", f"the conductor was away: {error.message}", retry_after_s=RETURNED_S)
 
     def _suspect(self, event: PlaceAsked) -> list[Any]:
         """What just failed for one request is not tried on the next, until it is heard again."""

@@ -72,6 +72,8 @@ class Membership:
         self._said_to_leave: dict[NodeId, tuple[Incarnation, int]] = {}
         """Lives that ended by word, with the last heartbeat's seq."""
         self._ticked_s: float | None = None
+        self._deaf_until_s = float("-inf")
+        """Until when, at last, nobody could be heard."""
         self._bus_is_down = False
         self.strangers = False
         """True if a heartbeat came from a life that never announced itself: a roll call is due. The caller resets it."""
@@ -120,7 +122,7 @@ class Membership:
         before, self._ticked_s = self._ticked_s, now
         if self._bus_is_down:
             return []
-        if before is not None and now - before > max(PAUSE_S, self.lost_after_s / 2):
+        if before is not None and self._is_pause(now - before):
             self._listened_not(now)
             return []
         changes: list[Change] = []
@@ -150,6 +152,12 @@ class Membership:
         member = self._members.get(node)
         return member is not None and member.ref.incarnation == incarnation
 
+    def up_to_date(self, now: float) -> bool:
+        """False just after a pause of our own process or an outage of our bus, until every node that lives was heard."""
+        if self._bus_is_down or (self._ticked_s is not None and self._is_pause(now - self._ticked_s)):
+            return False
+        return now - self._deaf_until_s >= self.lost_after_s
+
     def __iter__(self) -> Iterator[Member]:
         """All current lives, lost ones included, in the order they joined."""
         return iter(self._members.values())
@@ -169,8 +177,12 @@ class Membership:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _is_pause(self, since_tick_s: float) -> bool:
+        return since_tick_s > max(PAUSE_S, self.lost_after_s / 2)
+
     def _listened_not(self, now: float) -> None:
         """Nobody could be heard until now."""
+        self._deaf_until_s = now
         for member in self._members.values():
             if member.alive:
                 member.seen_s = now

@@ -150,6 +150,8 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
     "joint": lambda options: Joint(options.balancing_threshold),
 }
 """By name. Each makes a policy from the options."""
+FALLBACK = "kvcache_centric"
+"""Places the requests on which another policy fails."""
 
 
 def policy_named(name: str, options: PolicyOptions) -> Policy:

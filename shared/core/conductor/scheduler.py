@@ -13,19 +13,22 @@ from shared.core.conductor.decision_log import Considered, DecisionLog
 from shared.core.conductor.decode_policies import (
     DecodeCandidate,
     DecodePolicy,
+    LeastTbt,
     predicted_tbt_s,
 )
 from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.forecast import Forecast
 from shared.core.conductor.load_estimate import PENDING_S
 from shared.core.conductor.node_registry import ModelGroup, NodeRegistry, NodeState
-from shared.core.conductor.placement_policies import Policy
+from shared.core.conductor.placement_policies import FALLBACK, Policy
 from shared.core.conductor.policy_view import Decision, PolicyView
 from shared.core.conductor.prefix_sources import pool_for, sources_for
 from shared.core.kv.block_keys import reusable_blocks
 from shared.protocol.errors import Overloaded, TsukimiError, Unavailable
 from shared.protocol.ids import AttemptId, NodeRef, previous_attempt
 from shared.protocol.requests import Placement, PlaceRequest, Prediction
+
+_FOREVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,7 @@ class _Plan:
     predicted: Prediction
     landing_s: float
     """When all of its KVCache is predicted to be at the decode node."""
+    policy: str
 
 
 class Scheduler:
@@ -48,15 +52,19 @@ class Scheduler:
         self,
         config: ConductorConfig,
         policy: Policy,
+        fallback: Policy,
         decode_policy: DecodePolicy,
         registry: NodeRegistry,
         index: BlockIndex,
     ) -> None:
         self._config = config
         self._policy = policy
+        self._fallback = fallback
         self._registry = registry
         self._index = index
         self._turn = 0
+        self.policy_error = ""
+        """How the policy failed on the last request; empty if it did not."""
         self.forecast = Forecast(config.objectives, config.links)
         self._candidates = Candidates(config, decode_policy, registry, self.forecast)
         self.admission = Admission(config.objectives)
@@ -65,10 +73,10 @@ class Scheduler:
         """The latest assignments, oldest first: those that may still be taken back."""
 
     def place(self, request: PlaceRequest, now: float) -> Placement:
-        """Raises Unavailable, TooLarge or Overloaded."""
-        if previous := previous_attempt(
-            request.attempt
-        ):  # what was booked for it is not computed, or is by now
+        """Raises Unavailable, TooLarge or Overloaded, or what the policy raises as a TsukimiError."""
+        self.policy_error = ""
+        previous = previous_attempt(request.attempt)
+        if previous:  # what was booked for it is not computed, or is by now
             self.given_up(previous, now)
         group = self._registry.groups.get(request.model)
         if group is None or not (group.decodes or (group.prefills and request.max_new_tokens == 1)):
@@ -78,7 +86,7 @@ class Scheduler:
         match = self._index.match(request.block_keys[:reusable])
         asked = Asked(request, group, match, prefills, decodes, now)
         view = self._candidates.view(asked)
-        plan = self._plan(asked, view)
+        plan = self._chosen(asked, view)
         considered = self.log.considered(request.attempt, now, view, plan.decision, plan.predicted)
         self._admit(asked, plan, considered)
         self._assign(asked, plan)
@@ -114,15 +122,31 @@ class Scheduler:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _plan(self, asked: Asked, view: PolicyView) -> _Plan:
-        decision = self._policy.place(view)
+    def _chosen(self, asked: Asked, view: PolicyView) -> _Plan:
+        """The policy's choice. A user's policy may fail: then a built-in one places this request."""
+        try:
+            return self._plan(asked, view, self._policy, self._config.policy)
+        except TsukimiError:
+            raise
+        except Exception as bug:
+            self.policy_error = _told(bug)
+        view.decode_policy = LeastTbt()
+        plan = self._plan(asked, view, self._fallback, FALLBACK)
+        plan.decision.reason += "; the configured policy failed"
+        return plan
+
+    def _plan(self, asked: Asked, view: PolicyView, policy: Policy, name: str) -> _Plan:
+        decision = policy.place(view)
         candidate, decode = decision.candidate, None
         if asked.request.max_new_tokens > 1 or candidate.decode is not None:
             decode = candidate.decode or decision.decode or view.usual_decode()
         by_node = asked.group.by_node
         handoff_s = view.handoff_s(candidate, decode, decision.remote) if decode is not None else 0.0
         ttft_s = decision.ttft_s
+        if not 0.0 <= ttft_s < _FOREVER:  # it would spoil the estimates of the nodes
+            raise ValueError(f"a TTFT of {ttft_s} s is predicted")
         return _Plan(
+            policy=name,
             decision=decision,
             prefill=by_node[candidate.ref.node] if candidate.decode is None else None,
             decode=by_node[decode.ref.node] if decode is not None else None,
@@ -215,10 +239,19 @@ class Scheduler:
             decode_pool=_ref(pool) if self._config.pool_answers else None,
             cached_blocks=decision.cached_blocks,
             predicted=plan.predicted,
-            policy=self._config.policy,
+            policy=plan.policy,
             reason=decision.reason,
             tbt_limit_s=0.0 if request.retry else self._config.objectives.late_tbt_s,
         )
+
+
+def _told(bug: Exception) -> str:
+    """What it is, and the line that raised it."""
+    frame = bug.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})" if frame is not None else ""
+    return f"{type(bug).__name__}: {bug}{where}"
 
 
 def _ref(node_state: NodeState | None) -> NodeRef | None:

@@ -40,9 +40,11 @@ def place_refused(choice: ChoiceState, event: ev.PlaceRefused, now: float) -> No
     if code == "too_large" and choice.order.tokens:
         choice.finish_short()
         return
-    if code in FINAL or (code == "overloaded" and not choice.retry_policy.retry):
+    if code in FINAL or (code == "overloaded" and not choice.retry_policy.waits):
         choice.fail(event.error)
         return
+    if code != "overloaded":
+        choice.retry_policy.kept_waiting = True
     choice.retry_policy.avoid_none()
     choice.try_again(now, event.error)
 

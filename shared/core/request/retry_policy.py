@@ -20,6 +20,8 @@ class RetryPolicy:
         self.config = config
         self.retry = False
         """Something accepted us before: from now on this is a failover, no new request."""
+        self.kept_waiting = False
+        """Nobody gave us an answer for a while: the conductor, or all nodes, were away."""
         self.last_error = WireError("unavailable", "no node answered in time")
         self._failures = 0
         self.moves = 0
@@ -27,6 +29,12 @@ class RetryPolicy:
         self._overloads = 0
         self._losses = 0
         self._avoid: dict[tuple[NodeId, Incarnation], float] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request waits for its place as long as its budget lasts, however loaded the nodes are. A new one
+        does not: its client may come back later. One that was kept waiting, or is being answered, does."""
+        return self.retry or self.kept_waiting
 
     def progressed(self) -> None:
         self.retry = True

@@ -135,6 +135,10 @@ CONDUCTOR: dict[str, NodeMetric] = {
     "placed": _counter("tsukimi_conductor_requests_placed_total", "Requests placed"),
     "refused": _counter("tsukimi_conductor_requests_refused_total", "Requests refused"),
     "let_through": _counter("tsukimi_conductor_requests_let_through_total", "Requests placed though over an objective"),
+    "policy_failures": _counter(
+        "tsukimi_conductor_policy_failures_total", "Requests placed by a built-in policy because the own one failed"
+    ),
+    "expired": _counter("tsukimi_conductor_questions_expired_total", "Questions read when nobody waited for them"),
     "blocks_indexed": _gauge("tsukimi_conductor_blocks_indexed", "Blocks whose holders the conductor knows"),
     "block_event_gaps": _counter("tsukimi_conductor_block_event_gaps_total", "How often block events were missing"),
     "messages_refused": _counter("tsukimi_bus_messages_refused_total", "Messages refused: too many at once"),

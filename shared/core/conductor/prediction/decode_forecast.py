@@ -31,6 +31,7 @@ class _Landed:
     prompt_tokens: int
     clock: float
     """The node's token clock at its landing."""
+    assigned_s: float
 
 
 class DecodeForecast:
@@ -72,6 +73,8 @@ class DecodeForecast:
         self._advance(now)
         self.step_s = max(step_s, 1e-6)
         if attempts is self._attempts or attempts == self._attempts:
+            if len(self._landed) + len(self._coming) > len(attempts):
+                self._forget_unreported(set(attempts), now)
             return
         self._attempts = attempts
         present = set(attempts)
@@ -84,7 +87,15 @@ class DecodeForecast:
                 del self._coming[attempt]
         for attempt in attempts:
             if attempt not in self._landed and attempt not in self._coming:
-                self._landed[attempt] = _Landed(int(mean_tokens), self._clock)
+                self._landed[attempt] = _Landed(int(mean_tokens), self._clock, now)
+
+    def _forget_unreported(self, present: set[AttemptId], now: float) -> None:
+        """Whoever was assigned and is in no report is not there, or was so briefly that nobody can say how long."""
+        since_s = now - self._pending_s
+        for attempt in [a for a, s in self._landed.items() if s.assigned_s < since_s and a not in present]:
+            del self._landed[attempt]
+        for attempt in [a for a, c in self._coming.items() if c.assigned_s < since_s and a not in present]:
+            del self._coming[attempt]
 
     def now(self, now: float) -> tuple[float, float]:
         """(sequences, KV tokens) of the batch that runs."""
@@ -137,4 +148,4 @@ class DecodeForecast:
             if coming.landing_s <= now:
                 del self._coming[attempt]
                 clock = self._clock - (now - coming.landing_s) / self.step_s
-                self._landed[attempt] = _Landed(coming.prompt_tokens, clock)
+                self._landed[attempt] = _Landed(coming.prompt_tokens, clock, coming.assigned_s)

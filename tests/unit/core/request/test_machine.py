@@ -13,7 +13,7 @@ from shared.protocol.errors import WireError
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import BlockSource, TokenDelta
 from shared.protocol.sampling import NO_GRAMMAR, NO_TOKEN, Grammar, SamplingParams
-from tests.support.worlds.request_story import D, P, Story, kinds
+from tests.support.worlds.request_story import D2, D, P, Story, kinds
 from tests.support.worlds.request_world import EOS, choice_spec
 
 # -- the ordinary way --------------------------------------------------------------------------------------------------
@@ -166,6 +166,20 @@ def test_overload_at_the_conductor_refuses_a_new_request_only() -> None:
     assert kinds(s.feed(Ticked(), after_s=1.0)) == ["AskPlace"]
 
 
+@pytest.mark.parametrize("code", ["unavailable", "deadline_exceeded"])
+def test_who_was_kept_waiting_for_the_conductor_is_not_refused_when_it_returns(code: str) -> None:
+    s = Story(budget_s=60.0)
+    s.start()
+    assert kinds(s.feed(ev.PlaceRefused(s.attempt, WireError(code)))) == ["AskPlace"]
+    error = WireError("overloaded", "busy", retry_after_s=3.0)
+    for _ in range(5):
+        assert s.feed(ev.PlaceRefused(s.attempt, error)) == []
+        [ask] = s.feed(Ticked(), after_s=1.0)
+        assert not ask.request.retry, "it has no rights of a failover"
+    s.feed(ev.PlaceRefused(s.attempt, error))
+    assert s.feed(Ticked(), after_s=60.0) == [ev.Fail(error)], "when its budget is over it is told why"
+
+
 def test_overload_at_a_decode_node_is_placed_elsewhere_a_few_times() -> None:
     s = Story(overloads_most=2)
     s.start()
@@ -189,6 +203,25 @@ def test_what_no_node_would_take_fails_at_once(code: str) -> None:
     commands = s.feed(ev.SubmitRefused(s.attempt, "p0", WireError(code, "no", param="prompt")))
     assert kinds(commands) == ["Cancel", "Cancel", "Fail"]
     assert commands[-1].error.param == "prompt"
+
+
+@pytest.mark.parametrize("code", ["invalid", "too_large", "refused"])
+def test_a_request_that_is_wrong_says_nothing_about_the_nodes(code: str) -> None:
+    """Ten of them: no node is avoided for it, and one that is avoided for a failure of its own stays so."""
+    for _ in range(10):
+        s = Story()
+        s.start()
+        s.place()
+        commands = s.feed(ev.ReserveRefused(s.attempt, "d0", WireError(code)))
+        assert kinds(commands)[-1] == "Fail"
+        assert "AskPlace" not in kinds(commands)
+    s = Story()
+    s.start()
+    s.place()
+    [_, ask] = s.feed(ev.ReserveRefused(s.attempt, "d0", WireError("unavailable")))
+    assert ask.request.avoid == (("d0", "D"),)
+    s.place(P, D2)
+    assert kinds(s.feed(ev.ReserveRefused(s.attempt, "d1", WireError(code))))[-1] == "Fail"
 
 
 def test_a_failed_sequence_fails_the_request() -> None:

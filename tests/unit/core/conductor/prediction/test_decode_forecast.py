@@ -90,3 +90,17 @@ def test_no_more_is_expected_than_was_assigned(landings: list[float], now: float
     assert 0.0 <= requests <= len(landings) + 1e-9
     assert tokens >= 100 * requests - 1e-6
     forecast.check()
+
+
+def test_who_is_in_no_report_is_forgotten_though_the_reports_stay_the_same() -> None:
+    """An answer may begin and end between two reports of an idle node, or never come."""
+    forecast, lengths = DecodeForecast(pending_s=2.0), OutputLengths()
+    forecast.reported((), 0.05, 0.0, 10.0, lengths)
+    for i in range(100):
+        forecast.assigned(f"brief{i}/0/0", 10.0, 10.1, 500)
+        forecast.assigned(f"late{i}/0/0", 10.0, 99.0, 500)
+    forecast.reported((), 0.05, 0.0, 11.9, lengths)
+    assert forecast.landing(11.9)[0] == 200.0, "the reports of them may be on their way"
+    forecast.reported((), 0.05, 0.0, 12.1, lengths)
+    assert forecast.landing(12.1) == (0.0, 0.0)
+    forecast.check()

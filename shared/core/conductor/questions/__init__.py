@@ -1,0 +1,1 @@
+"""Which questions for a place are still waited for."""
