@@ -1,9 +1,9 @@
-"""Questions for a place: stamped with the time they are waited for, and given up by word."""
+"""Questions to the conductor and the nodes: who is refused gives its place back."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from typing import Any
 
 import pytest
 
@@ -11,67 +11,59 @@ from services.gateway.generation.node_client import NodeClient
 from shared.core.request import events as ev
 from shared.io.memory_bus import MemoryBroker
 from shared.protocol import subjects
-from shared.protocol.requests import PlaceGivenUp, Placement, PlaceRequest
-from tests.support.until import until
+from shared.protocol.errors import Overloaded
+from shared.protocol.ids import NodeRef
+from shared.protocol.requests import Accepted, PlaceGivenUp, PrefillJob, Reserved, ReserveRequest
+from shared.protocol.sampling import SamplingParams
+from tests.support.worlds.virtual_time import run
 
-QUESTION = ev.AskPlace(PlaceRequest("r/0/0", "toy", 100, (), 10, 600.0))
+NODE = NodeRef("node-0", "1")
+ATTEMPT = "r/0/0"
+RESERVE = ReserveRequest(ATTEMPT, "g", "G", "1", b"n", 3, 4, SamplingParams(), (), (1, 2, 3))
+JOB = PrefillJob(ATTEMPT, "g", "G", "1", b"n", b"", (), SamplingParams(), 4)
 
 
-class SlowConductor:
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.bus = broker.connect()
-        self.asked: list[PlaceRequest] = []
-        self.given_up: list[str] = []
-        self.answers = asyncio.Event()
+def asked(*, refuses: bool, answers: bool = True) -> tuple[list[Any], list[str]]:
+    """The events that a reservation and a job end in, and the attempts whose places were given back."""
+    events: list[Any] = []
+    given_up: list[str] = []
 
-    async def start(self) -> None:
-        await self.bus.subscribe(subjects.PLACE, PlaceRequest, self._on_place)
-        await self.bus.subscribe_ordered(
-            subjects.PLACE_GIVEN_UP, PlaceGivenUp, lambda m: self.given_up.append(m.attempt)
+    async def reserve(request: ReserveRequest) -> Reserved:
+        if refuses:
+            raise Overloaded("full")
+        return Reserved(request.attempt, b"landing", 1)
+
+    async def prefill(job: PrefillJob) -> Accepted:
+        if refuses:
+            raise Overloaded("full")
+        return Accepted(job.attempt)
+
+    async def main() -> None:
+        bus = MemoryBroker().connect()
+        if answers:
+            await bus.subscribe(subjects.reserve(NODE.node), ReserveRequest, reserve)
+            await bus.subscribe(subjects.prefill(NODE.node), PrefillJob, prefill)
+        await bus.subscribe_ordered(
+            subjects.PLACE_GIVEN_UP, PlaceGivenUp, lambda m: given_up.append(m.attempt)
         )
+        client = NodeClient(bus, 1.0, "life-1")
+        events.append(await client.reserve(ev.Reserve(NODE, RESERVE)))
+        events.append(await client.submit(ev.SubmitPrefill(NODE, JOB)))
+        await asyncio.sleep(1)
+        await bus.close()
 
-    async def _on_place(self, request: PlaceRequest) -> Placement:
-        self.asked.append(request)
-        await self.answers.wait()
-        return Placement(request.attempt, None, None)
-
-
-@pytest.fixture
-async def conductor() -> SlowConductor:
-    conductor = SlowConductor(MemoryBroker())
-    await conductor.start()
-    return conductor
+    run(main())
+    return events, given_up
 
 
-def node_client(conductor: SlowConductor, timeout_s: float) -> NodeClient:
-    return NodeClient(conductor.bus, timeout_s, "life-1")
+@pytest.mark.parametrize("answers", [True, False], ids=["refused", "nobody-there"])
+def test_a_place_that_a_node_refused_is_given_back(answers: bool) -> None:
+    events, given_up = asked(refuses=True, answers=answers)
+    assert [type(event) for event in events] == [ev.ReserveRefused, ev.SubmitRefused]
+    assert given_up == [ATTEMPT, ATTEMPT]
 
 
-async def test_a_question_says_whose_it_is_when_it_was_asked_and_how_long_it_is_waited_for(
-    conductor: SlowConductor,
-) -> None:
-    conductor.answers.set()
-    before = time.monotonic()
-    assert isinstance(await node_client(conductor, 5.0).place(QUESTION), ev.PlaceAnswered)
-    [asked] = conductor.asked
-    assert (asked.asker, asked.waits_s) == ("life-1", 5.0)
-    assert before <= asked.asked_at_s <= time.monotonic()
-    assert conductor.given_up == []
-
-
-async def test_an_answer_that_comes_too_late_is_given_up_by_word(conductor: SlowConductor) -> None:
-    answer = await node_client(conductor, 0.05).place(QUESTION)
-    assert isinstance(answer, ev.PlaceRefused)
-    assert answer.error.code == "deadline_exceeded"
-    await until(lambda: conductor.given_up == ["r/0/0"])
-    conductor.answers.set()
-
-
-async def test_so_is_one_whose_client_left(conductor: SlowConductor) -> None:
-    asking = asyncio.create_task(node_client(conductor, 5.0).place(QUESTION))
-    await until(lambda: len(conductor.asked) == 1)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await until(lambda: conductor.given_up == ["r/0/0"])
-    conductor.answers.set()
+def test_one_that_is_used_is_kept() -> None:
+    events, given_up = asked(refuses=False)
+    assert [type(event) for event in events] == [ev.ReserveAnswered, ev.SubmitAnswered]
+    assert given_up == []
