@@ -30,7 +30,7 @@ from shared.core.worker import decode, prefill, steps, transfers
 from shared.core.worker import events as worker
 from shared.core.worker.config import DecodeConfig, PrefillConfig
 from shared.io.recorder import read_recording
-from shared.io.users.policies import load_policies
+from shared.io.plugins.policies import load_policies
 from tsukimi.errors import ToolError
 
 

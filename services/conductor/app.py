@@ -31,7 +31,7 @@ from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
 from shared.io.driver import Driver
 from shared.io.service import Context
-from shared.io.users.policies import load_policies
+from shared.io.plugins.policies import load_policies
 from shared.protocol import subjects
 from shared.protocol.cluster import (
     BlockEvents,

@@ -95,7 +95,7 @@ DECODE_POLICIES: dict[str, Callable[[PolicyOptions], DecodePolicy]] = {
 
 
 def decode_policy_named(name: str, options: PolicyOptions) -> DecodePolicy:
-    """A registered policy. Shells register a user's own class as `module:Class` (io.users.classes). Raises Invalid."""
+    """A registered policy. Shells register a user's own class as `module:Class` (io.plugins.classes). Raises Invalid."""
     if name not in DECODE_POLICIES:
         known = ", ".join(DECODE_POLICIES)
         raise Invalid(

@@ -155,7 +155,7 @@ FALLBACK = "kvcache_centric"
 
 
 def policy_named(name: str, options: PolicyOptions) -> Policy:
-    """A registered policy. Shells register a user's own class as `module:Class` (io.users.classes). Raises Invalid."""
+    """A registered policy. Shells register a user's own class as `module:Class` (io.plugins.classes). Raises Invalid."""
     if name not in POLICIES:
         known = ", ".join(POLICIES)
         raise Invalid(f"policy is {name!r}: it must be one of {known}, or module:Class", param="policy")

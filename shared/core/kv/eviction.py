@@ -47,4 +47,4 @@ class Fifo:
 
 
 POLICIES: dict[str, EvictionPolicy] = {policy.name: policy for policy in (Lru(), Fifo())}
-"""By name. Shells register a user's own class as `module:Class` (io.users.classes)."""
+"""By name. Shells register a user's own class as `module:Class` (io.plugins.classes)."""
