@@ -7,7 +7,7 @@ from collections.abc import Callable
 from shared.engine.api import Engine, EngineConfig, Progress
 from shared.engine.torch_threads import sleep_when_idle
 from shared.engine.toy.engine import ToyEngine
-from shared.io.plugins import register
+from shared.io.plugins.classes import register
 from shared.protocol.errors import Invalid
 
 """Told what is being done, and which fraction of it is."""

@@ -64,7 +64,7 @@ def test_the_simulator_has_no_scheduling_code_of_its_own(path: Path) -> None:
         else:
             allowed_ones = (
                 "shared.protocol",
-                "shared.io.policies",
+                "shared.io.plugins.policies",
                 "tsukimi.simulate",
                 "tsukimi.compiled.load",
             )

@@ -16,7 +16,7 @@ from shared.core.worker.steps import SequenceStep
 from shared.core.worker.transfers import OpenHandoff
 from shared.engine.api import EngineConfig
 from shared.engine.load import load_engine
-from shared.io.plugins import register
+from shared.io.plugins.classes import register
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef
 from shared.protocol.requests import HandoffTarget

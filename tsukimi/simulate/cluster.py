@@ -30,7 +30,7 @@ from shared.core.worker.config import DecodeConfig, PrefillConfig
 from shared.core.worker.decode import DecodeMachine
 from shared.core.worker.events import Reply
 from shared.core.worker.prefill import PrefillMachine
-from shared.io.policies import load_policies, policy_failed
+from shared.io.plugins.policies import load_policies, policy_failed
 from shared.protocol.cluster import BlockEvents
 from shared.protocol.ids import NodeId, NodeRef, Role
 from shared.protocol.model import ModelSpec

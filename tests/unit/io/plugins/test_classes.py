@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.io.plugins import load_classes, register
+from shared.io.plugins.classes import load_classes, register
 from shared.protocol.errors import Invalid
 
 

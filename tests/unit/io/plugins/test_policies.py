@@ -10,7 +10,7 @@ from shared.core.conductor.events import ConductorConfig
 from shared.core.conductor.objectives import Objectives
 from shared.core.conductor.placement_policies import POLICIES
 from shared.io.config import ConfigError
-from shared.io.policies import load_policies
+from shared.io.plugins.policies import load_policies
 from tests.support.fakes import broken_policies
 
 BROKEN = broken_policies.__name__

@@ -21,7 +21,7 @@ from shared.core.conductor.objectives import Objectives
 from shared.core.conductor.placement_policies import POLICIES, policy_named
 from shared.core.conductor.policy_options import PolicyOptions
 from shared.io.config import ConfigError
-from shared.io.plugins import register
+from shared.io.plugins.classes import register
 from shared.protocol.cluster import BlockEvents, NodeInfo, NodeLoad
 from shared.protocol.errors import Invalid
 from shared.protocol.ids import NodeRef, Role
