@@ -29,8 +29,8 @@ from shared.core.request import machine as lifecycle
 from shared.core.worker import decode, prefill, steps, transfers
 from shared.core.worker import events as worker
 from shared.core.worker.config import DecodeConfig, PrefillConfig
-from shared.io.recorder import read_recording
 from shared.io.plugins.policies import load_policies
+from shared.io.recorder import read_recording
 from tsukimi.errors import ToolError
 
 

@@ -23,8 +23,8 @@ from shared.dataplane.wire.hello import Identity, describe
 from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
-from shared.io.service import Context
 from shared.io.plugins.classes import load_classes, register
+from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import NodeInfo, NodeLoad, SnapshotAsked, Stage
 from shared.protocol.errors import Invalid, Refused, TooLarge

@@ -30,8 +30,8 @@ from shared.core.conductor.machine import ConductorEvent, ConductorMachine
 from shared.core.machine import Ask, BusFound, BusLost, Ticked
 from shared.io.bus import Subscription
 from shared.io.driver import Driver
-from shared.io.service import Context
 from shared.io.plugins.policies import load_policies
+from shared.io.service import Context
 from shared.protocol import subjects
 from shared.protocol.cluster import (
     BlockEvents,

@@ -39,9 +39,9 @@ from shared.io.block_feed import BlockFeed
 from shared.io.config import ConfigError
 from shared.io.driver import Driver
 from shared.io.models import resolve_model
+from shared.io.plugins.classes import load_classes, register
 from shared.io.service import Context
 from shared.io.token_feed import TokenFeed
-from shared.io.plugins.classes import load_classes, register
 from shared.protocol import subjects
 from shared.protocol.cluster import CostCoefficients, NodeInfo, NodeLoad, SnapshotAsked, Stage
 from shared.protocol.errors import Internal, Invalid

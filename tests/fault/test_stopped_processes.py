@@ -16,7 +16,7 @@ from tests.support.processes.cluster import cluster
 from tests.support.processes.open_loop import open_loop
 
 MODEL = "toy:step_ms=5,prefill_us=100"
-PAUSES_S = {"conductor-0": 15.0, "gateway-0": 12.0, "prefill-0": 7.0, "decode-0": 7.0}
+PAUSES_S = {"conductor-0": 15.0, "gateway-0": 12.0, "prefill-0": 7.0, "decode-0": 7.0, "cache-0": 7.0}
 """Longer than nodes may be silent, and longer than a gateway waits for a placement; the gateway's is longer than its
 lease at the nodes."""
 
@@ -42,12 +42,13 @@ async def test_no_request_fails_because_a_process_was_stopped(tmp_path: Path, no
             assert counters["placed"] <= len(outcomes) + 10, "no place is booked for those that gave up"
 
 
-async def test_a_node_that_somebody_else_says_has_left_is_back_at_once(tmp_path: Path) -> None:
-    with cluster(tmp_path, prefill=0, decode=1, cache=0, model=MODEL) as house:
+async def test_nodes_that_somebody_else_says_have_left_are_back_at_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, prefill=1, decode=1, cache=1, model=MODEL) as house:
         bus = await connect(house.nats.url, name="forger")
         try:
-            info = house.infos["decode-0"]
-            await bus.publish(subjects.LEAVE, NodeLeft("decode-0", info.ref.incarnation))
+            lives = {node: house.infos[node].ref.incarnation for node in house.nodes()}
+            for node, life in lives.items():
+                await bus.publish(subjects.LEAVE, NodeLeft(node, life))
         finally:
             await bus.close()
         await asyncio.sleep(0.2)
@@ -56,3 +57,4 @@ async def test_a_node_that_somebody_else_says_has_left_is_back_at_once(tmp_path:
             response = await client.post("/v1/completions", json=body)
             assert response.status_code == 200, response.text
         house.wait_ready()
+        assert {node: house.infos[node].ref.incarnation for node in house.nodes()} == lives

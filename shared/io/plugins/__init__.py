@@ -1,1 +1,1 @@
-"""What users bring: classes named `module:Class`, and the policies made of them."""
+"""Users' own classes: found by name, and tried before anything depends on them."""

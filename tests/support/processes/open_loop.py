@@ -10,7 +10,8 @@ import httpx
 
 async def open_loop(url: str, seconds: float, per_s: float, max_tokens: int = 16) -> list[str]:
     """Streamed completions of the toy model. Returns what went wrong with each; an empty string: nothing."""
-    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
+    limits = httpx.Limits(max_connections=None)  # the usual limit would close the loop
+    async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits, trust_env=False) as client:
 
         async def one(i: int) -> str:
             body = {
