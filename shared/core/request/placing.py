@@ -79,8 +79,13 @@ def _run(choice: ChoiceState, now: float) -> None:
 
 
 def node_refused(choice: ChoiceState, event: ev.ReserveRefused | ev.SubmitRefused, now: float) -> None:
+    """An answer that has outgrown a node looks for a larger one. Once there are tokens, size fails no request."""
     error = event.error
-    if error.code in FINAL:
+    outgrown = error.code == "too_large" and bool(choice.order.tokens)
+    if outgrown and choice.retry_policy.lost():
+        choice.finish_short()
+        return
+    if error.code in FINAL and not outgrown:
         choice.fail(error)
         return
     choice.retry_policy.avoid(choice.current().life_of(event.node), now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from shared.core.kv.block_keys import KEY_BYTES
+from shared.core.machine import Ticked
 from shared.core.request import events as ev
 from shared.core.request.attempt import keys_with
 from shared.protocol.errors import WireError
@@ -98,6 +99,49 @@ def test_a_prompt_that_no_node_can_hold_is_too_large() -> None:
     s.start()
     (fail,) = s.feed(ev.PlaceRefused(s.attempt, WireError("too_large", "needs 257 KV blocks")))
     assert fail.error.code == "too_large"
+
+
+TOO_LARGE = WireError("too_large", "needs 257 KV blocks")
+
+
+def moved_with_tokens() -> Story:
+    """Two tokens were shown; the rest waits for a place."""
+    s = Story().run()
+    s.tokens(P, 0, 10)
+    s.tokens(D, 1, 11, finish="moved")
+    return s
+
+
+def test_an_answer_that_one_node_cannot_hold_looks_for_another() -> None:
+    s = moved_with_tokens()
+    s.place(decode=D2)
+    commands = s.feed(ev.ReserveRefused(s.attempt, D2.node, TOO_LARGE))
+    assert "Fail" not in kinds(commands)
+    (ask,) = s.feed(Ticked(), after_s=s.machine.next_timer() - s.now)
+    assert (D2.node, D2.incarnation) in ask.request.avoid
+
+
+def test_an_answer_that_a_prefill_node_cannot_hold_looks_for_another() -> None:
+    s = moved_with_tokens()
+    s.place(decode=D2)
+    s.reserve(D2)
+    commands = s.feed(ev.SubmitRefused(s.attempt, P.node, TOO_LARGE))
+    assert "Fail" not in kinds(commands)
+    (ask,) = s.feed(Ticked(), after_s=s.machine.next_timer() - s.now)
+    assert (P.node, P.incarnation) in ask.request.avoid
+
+
+def test_an_answer_that_node_after_node_cannot_hold_ends_with_what_it_has() -> None:
+    s = moved_with_tokens()
+    for _ in range(100):
+        if s.machine.phase == "waiting":
+            s.feed(Ticked(), after_s=s.machine.next_timer() - s.now)
+        s.place(decode=D2)
+        commands = s.feed(ev.ReserveRefused(s.attempt, D2.node, TOO_LARGE))
+        if s.machine.phase == "ended":
+            break
+    assert isinstance(commands[-1], ev.Finish)
+    assert (commands[-1].reason, commands[-1].completion_tokens) == ("length", 2)
 
 
 def test_each_move_is_counted() -> None:
