@@ -9,6 +9,7 @@ from shared.core.machine import Ticked
 from shared.core.request import events as ev
 from shared.core.request.attempt import keys_with
 from shared.protocol.errors import WireError
+from shared.protocol.ids import NodeRef
 from shared.protocol.requests import TokenDelta
 from tests.support.worlds.request_story import D2, D, P, Story, kinds
 from tests.support.worlds.request_world import choice_spec
@@ -75,6 +76,27 @@ def test_when_the_decode_node_is_lost_the_token_is_shown_for_the_next_one_may_no
     ]
     assert commands[-1].request.retry
     assert kinds(s.place(decode=D2)) == ["Reserve"]
+
+
+def test_a_client_that_leaves_before_the_decode_node_answers_leaves_nothing_behind() -> None:
+    s = limited()
+    s.tokens(P, 0, 10)
+    commands = s.feed(ev.ClientGone("left"))
+    assert kinds(commands) == ["Cancel"] * len(commands)
+    assert D.node in {c.node for c in commands}
+    assert kinds(s.tokens(D, 1, finish="refused", error="too slow", retry_after_s=1.0)) == []
+
+
+def test_a_decode_node_that_was_restarted_neither_takes_nor_refuses() -> None:
+    s = limited()
+    s.tokens(P, 0, 10)
+    reborn = NodeRef(D.node, "D-reborn")
+    assert kinds(s.tokens(reborn, 1)) == []
+    assert kinds(s.tokens(reborn, 1, finish="refused", error="too slow", retry_after_s=1.0)) == []
+    commands = s.synced(D, "unknown")
+    assert [c.tokens for c in commands if isinstance(c, ev.Deliver)] == [(10,)]
+    assert kinds(commands)[-1] == "AskPlace"
+    assert commands[-1].request.retry
 
 
 def test_an_answer_that_is_whole_with_its_first_token_is_shown() -> None:
