@@ -69,9 +69,13 @@ class Attempt:
 
     def use(self, prefill: NodeRef | None, decode: NodeRef | None) -> None:
         self.prefill, self.decode = prefill, decode
-        limited = self.placement is not None and self.placement.tbt_limit_s > 0.0
-        self.accepted = not limited or prefill is None or decode is None
+        self.accepted = not self.tbt_limit_s or prefill is None or decode is None
         self._lives = {ref.node: ref.incarnation for ref in (prefill, decode) if ref is not None}
+
+    @property
+    def tbt_limit_s(self) -> float:
+        """What the decode node may refuse by; 0 for an answer that has tokens, whatever the conductor says."""
+        return 0.0 if self.first_index or self.placement is None else self.placement.tbt_limit_s
 
     def on(self, node: NodeId, incarnation: Incarnation) -> bool:
         return self._lives.get(node) == incarnation
@@ -218,7 +222,7 @@ def reserve_request(
         budget_s=budget_s,
         first_index=attempt.first_index,
         tokens=tokens if looked_at else b"",
-        tbt_limit_s=attempt.placement.tbt_limit_s,
+        tbt_limit_s=attempt.tbt_limit_s,
         moves=moves,
     )
 

@@ -166,6 +166,17 @@ def test_an_answer_that_node_after_node_cannot_hold_ends_with_what_it_has() -> N
     assert (commands[-1].reason, commands[-1].completion_tokens) == ("length", 2)
 
 
+def test_an_answer_that_has_tokens_has_no_limit_whatever_the_conductor_says() -> None:
+    s = Story().run()
+    s.tokens(P, 0, 10)
+    s.tokens(D, 1, 11, finish="moved")
+    (reserve,) = s.place(decode=D2, tbt_limit_s=LIMIT_S)
+    assert reserve.request.tbt_limit_s == 0.0
+    s.reserve(D2)
+    s.submit()
+    assert kinds(s.tokens(P, 2, 12)) == ["Deliver"]
+
+
 def test_each_move_is_counted() -> None:
     s = Story().run()
     s.tokens(P, 0, 10)
