@@ -44,6 +44,7 @@ async def test_no_request_fails_because_a_process_was_stopped(tmp_path: Path, no
 
 async def test_nodes_that_somebody_else_says_have_left_are_back_at_once(tmp_path: Path) -> None:
     with cluster(tmp_path, prefill=1, decode=1, cache=1, model=MODEL) as house:
+        url = house.url
         bus = await connect(house.nats.url, name="forger")
         try:
             lives = {node: house.infos[node].ref.incarnation for node in house.nodes()}
@@ -52,9 +53,10 @@ async def test_nodes_that_somebody_else_says_have_left_are_back_at_once(tmp_path
         finally:
             await bus.close()
         await asyncio.sleep(0.2)
-        async with httpx.AsyncClient(base_url=house.url, timeout=30.0, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
             body = {"model": "toy", "prompt": "are you there", "max_tokens": 4}
             response = await client.post("/v1/completions", json=body)
             assert response.status_code == 200, response.text
+        house.wait_for(lambda: set(house.infos) >= set(lives), 20.0, "all have announced themselves again")
         house.wait_ready()
-        assert {node: house.infos[node].ref.incarnation for node in house.nodes()} == lives
+        assert {node: house.infos[node].ref.incarnation for node in lives} == lives, "none had to restart"
