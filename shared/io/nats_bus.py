@@ -39,6 +39,9 @@ FLUSH_S = 5
 LOG_EVERY_S = 5.0
 SETTLE_S = 5.0
 """Seconds after an outage during which a stream without a listener means nothing: listeners may still be reconnecting."""
+TURN_MESSAGES = 64
+"""Messages taken in a row before their handlers get a turn. Those that need not wait end then, and only those that wait
+count against the bound of their subscription."""
 INBOX_MESSAGES = 1 << 16
 INBOX_BYTES = 64 << 20
 """Most messages of a subscription that wait for the event loop; more are dropped, counted as messages_dropped."""
@@ -210,8 +213,14 @@ class NatsBus:
         self._callbacks.append(callback)
 
     async def _subscribe(self, subject: str, queue: str, take: Callable[[Inbound], None]) -> _Subscription:
+        taken = 0
+
         async def on_message(message: Msg) -> None:
+            nonlocal taken
             take(Inbound(message.subject, message.data, message.reply, message.headers or NO_HEADERS))
+            taken += 1
+            if taken % TURN_MESSAGES == 0:
+                await asyncio.sleep(0)
 
         with translated():
             subscription = await self._client.subscribe(

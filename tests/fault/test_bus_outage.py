@@ -201,6 +201,16 @@ async def test_messages_that_come_faster_than_they_are_taken_are_dropped_and_cou
     await receiver.close()
 
 
+async def test_a_handler_that_never_waits_refuses_nobody_however_many_ask_at_once(server: NatsServer) -> None:
+    answerer, asker = [await connect(server.url, name=n, max_handlers=128) for n in ("answerer", "asker")]
+    await answerer.subscribe("ping", Ping, echo)
+    questions = [asker.request("ping", Ping(n), Ping, 30.0) for n in range(5000)]
+    assert await asyncio.gather(*questions) == [Ping(n) for n in range(5000)]
+    assert answerer.counters["messages_refused"] == 0
+    await asker.close()
+    await answerer.close()
+
+
 async def test_close_sends_what_was_published_before(server: NatsServer, bus: NatsBus) -> None:
     got: list[int] = []
     await bus.subscribe_ordered("count", Ping, lambda m: got.append(m.n))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,9 @@ async def test_who_restarts_knows_six_workers_long_before_their_next_heartbeat(t
         lives = {node: house.infos[node].ref.incarnation for node in house.nodes()}
         house.restart("conductor-0", kill=True)
         house.wait_ready("conductor-0", timeout_s=20.0)
-        placements = [await asyncio.to_thread(place, house, i) for i in range(60)]
-        assert {p.prefill.node for p in placements if p.prefill} == set(house.nodes("prefill"))
-        assert {p.decode.node for p in placements if p.decode} == set(house.nodes("decode"))
+        workers = [(f"prefill-{i}", f"decode-{i}") for i in range(3)]
+        for pair in workers:
+            house.wait_for(lambda pair=pair: placed_on(house, *pair), 15.0, f"{pair} are known")  # type: ignore[misc]
         house.restart("gateway-0", kill=True)
         house.wait_ready(timeout_s=20.0)
         async with client(house) as http:
@@ -83,10 +84,16 @@ async def test_who_restarts_knows_six_workers_long_before_their_next_heartbeat(t
         assert restarted == {"conductor-0", "gateway-0"}, "no worker had to restart"
 
 
-def place(house: Cluster, number: int) -> Placement:
-    request = PlaceRequest(f"restarted-{number}/0/0", "toy", 320, (), 50, 9.0)
+def placed_on(house: Cluster, prefill: str, decode: str) -> bool:
+    """Whether a request that has failed on all other workers is placed on these two."""
+    lives = [
+        (node, house.infos[node].ref.incarnation)
+        for node in (*house.nodes("prefill"), *house.nodes("decode"))
+    ]
+    avoid = tuple(life for life in lives if life[0] not in (prefill, decode))
+    request = PlaceRequest(f"{uuid.uuid4()}/0/1", "toy", 320, (), 50, 9.0, avoid)
     placement: Placement = house.observer.request(subjects.PLACE, request, Placement)
-    return placement
+    return [ref.node for ref in (placement.prefill, placement.decode) if ref is not None] == [prefill, decode]
 
 
 async def test_what_can_never_fit_is_the_clients_mistake_and_harms_nobody(tmp_path: Path) -> None:
