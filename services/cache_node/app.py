@@ -60,7 +60,7 @@ class CacheNode:
         self._driver: Driver[CacheEvent] = Driver(
             self._machine, self._execute, tasks=context.tasks, recorder=context.recorder
         )
-        self._backend = MachineBackend(self._driver.feed)
+        self._backend = MachineBackend(self._driver.feed, self._machine.holds)
         self._feed = BlockFeed(context.bus, context.node, context.incarnation)
         self._arrived: dict[LandingId, int] = {}
         """Slices that each open put had received at the last check."""
@@ -114,7 +114,7 @@ class CacheNode:
 
     async def drain(self, grace_s: float) -> None:
         await self._enter("draining", "")
-        self._backend.closed = True
+        self._backend.close()
         for _ in range(int(grace_s / DRAIN_STEP_S)):
             if not self._machine.pool.held:
                 return

@@ -53,6 +53,8 @@ class FetchResult(Struct, frozen=True):
     blocks: int
     bytes: int = 0
     error: str = ""
+    waited_s: float = 0.0
+    """Seconds that the pool waited for blocks before it sent the first."""
 
 
 class CommitReply(Struct, frozen=True):
@@ -127,10 +129,15 @@ class DataPlane(Protocol):
     def serve_pool(self, backend: PoolBackend) -> None: ...
 
     async def fetch(
-        self, source: NodeRef, namespace: bytes, keys: Sequence[BlockKey], pages: Sequence[int]
+        self,
+        source: NodeRef,
+        namespace: bytes,
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        patience_s: float = 0.0,
     ) -> FetchResult:
         """Pull blocks from a pool into own pages, verified. Never raises on a lost or refusing peer:
-        blocks=0 and why."""
+        blocks=0 and why. The pool may wait up to `patience_s` seconds until it has all of them."""
         ...
 
     def open_write(self, target: NodeRef, landing: LandingId) -> WriteStream:

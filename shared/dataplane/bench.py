@@ -67,7 +67,7 @@ class WholePool:
     def abort_put(self, landing: LandingId) -> None:
         pass
 
-    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant:
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey], patience_s: float = 0.0) -> ReadGrant:
         return ReadGrant(1, tuple(range(len(keys))), self._checksums[: len(keys)])
 
     def close_read(self, lease: int) -> None:

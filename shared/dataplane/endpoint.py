@@ -123,7 +123,12 @@ class Endpoint:
         self._serving.backend = backend
 
     async def fetch(
-        self, source: NodeRef, namespace: bytes, keys: Sequence[BlockKey], pages: Sequence[int]
+        self,
+        source: NodeRef,
+        namespace: bytes,
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        patience_s: float = 0.0,
     ) -> FetchResult:
         if len(keys) != len(pages):
             raise Invalid(f"{len(keys)} keys, but {len(pages)} pages to put their blocks into")
@@ -131,7 +136,7 @@ class Endpoint:
             return FetchResult(0)
         caller = self._peers.reach(source, "read")
         fetch = Fetch(caller, self._home.arena, pages, self._arrivals, self._counters)
-        return await fetch.run(namespace, keys, self._options.fence_wait_s)
+        return await fetch.run(namespace, keys, self._options.fence_wait_s, patience_s)
 
     def open_write(self, target: NodeRef, landing: LandingId) -> OutgoingStream:
         stream = OutgoingStream(self._peers.reach(target, "write"), self._home.arena, self._counters)

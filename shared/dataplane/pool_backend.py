@@ -51,8 +51,13 @@ class PoolBackend(Protocol):
         """Called once no thread writes into its pages any more."""
         ...
 
-    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant | Awaitable[ReadGrant]:
-        """The longest run of blocks held from the first key on. Their pages can be read once this is answered."""
+    def open_read(
+        self, namespace: bytes, keys: Sequence[BlockKey], patience_s: float = 0.0
+    ) -> ReadGrant | Awaitable[ReadGrant]:
+        """The longest run of blocks held from the first key on. Their pages can be read once this is answered.
+
+        `patience_s`: seconds that the reader is willing to wait for blocks that are still being written. A backend may
+        answer as soon as all are there, and does after that time with what it has."""
         ...
 
     def close_read(self, lease: int) -> None: ...

@@ -29,6 +29,7 @@ from shared.core.worker.transfers import (
     FetchBlocks,
     OpenPoolWrite,
     SendBlocks,
+    patience_s,
 )
 from shared.dataplane.endpoint import Endpoint, EndpointOptions, endpoint
 from shared.dataplane.memory.arena import Arena
@@ -341,8 +342,11 @@ class Node(ABC):
     async def _fetch(self, command: FetchBlocks) -> BlocksFetched:
         assert self._endpoint is not None
         source, began = command.source, time.monotonic()
-        result = await self._endpoint.fetch(source.holder, command.namespace, command.keys, command.pages)
-        seconds = time.monotonic() - began
+        result = await self._endpoint.fetch(
+            source.holder, command.namespace, command.keys, command.pages, patience_s(source)
+        )
+        # Links are measured by it, so the wait for blocks that were still being computed is no part of it.
+        seconds = max(0.0, time.monotonic() - began - result.waited_s)
         return BlocksFetched(
             command.attempt, source.first_block, result.blocks, result.error, seconds, command.turn
         )

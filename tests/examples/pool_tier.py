@@ -5,6 +5,7 @@ A cache node's endpoint takes it by `endpoint.serve_pool(TieredPool(pool, arena,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -48,7 +49,9 @@ class TieredPool:
         self._puts.pop(landing, None)
         self._memory.abort_put(landing)
 
-    async def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant:
+    async def open_read(
+        self, namespace: bytes, keys: Sequence[BlockKey], patience_s: float = 0.0
+    ) -> ReadGrant:
         """Bring back what memory lacks of the run, then grant it from memory."""
         contents = []
         for key in keys:
@@ -57,9 +60,8 @@ class TieredPool:
                 break
             contents.append(content)
         self._bring_back(namespace, keys[: len(contents)], contents)
-        grant = self._memory.open_read(namespace, keys)
-        assert isinstance(grant, ReadGrant)
-        return grant
+        grant = self._memory.open_read(namespace, keys, patience_s)
+        return await grant if inspect.isawaitable(grant) else grant
 
     def close_read(self, lease: int) -> None:
         self._memory.close_read(lease)

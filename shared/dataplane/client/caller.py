@@ -66,15 +66,17 @@ class Caller:
         """Queue a frame without payload; lost with the connection."""
         self.link.post(lambda connection: connection.send(message))
 
-    async def wait(self, done: Future[T]) -> T:
+    async def wait(self, done: Future[T], patience_s: float = 0.0) -> T:
         """The result, which must come at the latest when the connection is lost; and lost it is when nothing at all
-        moves over it for the stall time."""
+        moves over it for the stall time. `patience_s`: the peer was allowed that much more time to answer."""
         wrapped = asyncio.wrap_future(done)
+        quiet_s = self._stall_s + patience_s
         while not wrapped.done():
             before = self.link.progress
-            await asyncio.wait({wrapped}, timeout=self._stall_s)
+            await asyncio.wait({wrapped}, timeout=quiet_s)
             if not wrapped.done() and self.link.progress == before:
-                self.link.sever(PeerLost(f"no answer within {self._stall_s} s"))
+                self.link.sever(PeerLost(f"no answer within {quiet_s} s"))
+            quiet_s = self._stall_s
         return wrapped.result()
 
     def _on_frame(self, frame: Frame, connection: Connection) -> None:

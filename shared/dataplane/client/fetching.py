@@ -31,13 +31,19 @@ class Fetch:
         self._fence = Fence()
         self._checksums: list[int] = []
         self._verified = 0
+        self._waited_s = 0.0
+        self._answered: Future[None] = Future()
+        """Done once the pool has said what it has, or never will."""
         self._done: Future[FetchResult] = Future()
         self.number = caller.add(self)
 
-    async def run(self, namespace: bytes, keys: Sequence[BlockKey], fence_wait_s: float) -> FetchResult:
+    async def run(
+        self, namespace: bytes, keys: Sequence[BlockKey], fence_wait_s: float, patience_s: float = 0.0
+    ) -> FetchResult:
         """When it returns, or is cancelled, no thread writes into the pages any more."""
-        self._caller.send(OpenRead(self.number, namespace, list(keys)))
+        self._caller.send(OpenRead(self.number, namespace, list(keys), patience_s))
         try:
+            await self._caller.wait(self._answered, patience_s)
             return await self._caller.wait(self._done)
         finally:
             self._caller.remove(self.number)
@@ -49,8 +55,10 @@ class Fetch:
 
     def on_frame(self, frame: Frame, connection: Connection) -> None:
         match frame.message:
-            case ReadGranted(error=None, checksums=checksums):
+            case ReadGranted(error=None, checksums=checksums, waited_s=waited_s):
                 self._checksums = checksums[: len(self._pages)]
+                self._waited_s = waited_s
+                self._answer()
                 if not checksums:
                     self._end("the pool holds none of it")
             case ReadGranted(error=error):
@@ -93,6 +101,12 @@ class Fetch:
         return ""
 
     def _end(self, error: str) -> None:
+        self._answer()
         if not self._done.done():
             blocks = self._verified
-            self._done.set_result(FetchResult(blocks, blocks * self._store.layout.block_bytes, error))
+            size_bytes = blocks * self._store.layout.block_bytes
+            self._done.set_result(FetchResult(blocks, size_bytes, error, self._waited_s))
+
+    def _answer(self) -> None:
+        if not self._answered.done():
+            self._answered.set_result(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -27,6 +28,9 @@ from shared.dataplane.wire.loop_calls import LoopCalls
 from shared.protocol.errors import Internal, TsukimiError
 
 G = TypeVar("G", PutGrant, ReadGrant)
+
+MAX_PATIENCE_S = 600.0
+"""No reader is waited for longer, whatever it asks."""
 
 log = structlog.get_logger()
 
@@ -57,6 +61,8 @@ class PutEnding:
 
 
 class OutgoingRead(Struct):
+    patient_since: float | None = None
+    """When a read that may be answered later was asked for (time.monotonic())."""
     lease: int | None = None
     """None until the backend has granted it."""
     pages: tuple[int, ...] = ()
@@ -97,9 +103,10 @@ class PoolSession:
         )
 
     def open_read(self, message: OpenRead, store: Arena) -> None:
-        read = self._reads[message.read] = OutgoingRead()
+        patience_s = min(message.patience_s, MAX_PATIENCE_S) if message.patience_s > 0.0 else 0.0
+        read = self._reads[message.read] = OutgoingRead(time.monotonic() if patience_s else None)
         self._ask(
-            lambda: self._backend.open_read(message.namespace, message.keys),
+            lambda: self._backend.open_read(message.namespace, message.keys, patience_s),
             lambda grant: self._read_granted(message, read, store, grant),
             lambda error: self._read_refused(message, as_error(error, "open_read")),
         )
@@ -166,7 +173,9 @@ class PoolSession:
         if read.closed:
             self._backend.close_read(grant.lease)
             return
-        self._post(lambda connection: connection.send(ReadGranted(message.read, list(grant.checksums))))
+        waited_s = 0.0 if read.patient_since is None else time.monotonic() - read.patient_since
+        granted = ReadGranted(message.read, list(grant.checksums), waited_s=waited_s)
+        self._post(lambda connection: connection.send(granted))
         if grant.pages:
             self._post(lambda connection: self._send_blocks(message.read, read, store, connection))
 

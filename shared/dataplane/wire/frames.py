@@ -96,6 +96,8 @@ class OpenRead(Struct, frozen=True, array_like=True):
     read: int
     namespace: bytes
     keys: list[BlockKey]
+    patience_s: float = 0.0
+    """The pool may answer that much later, if it lacks some of the blocks until then. 0: it answers at once."""
 
 
 class ReadGranted(Struct, frozen=True, array_like=True):
@@ -104,6 +106,8 @@ class ReadGranted(Struct, frozen=True, array_like=True):
     read: int
     checksums: list[int]
     error: WireError | None = None
+    waited_s: float = 0.0
+    """Of a patient read: seconds that the pool took to answer."""
 
 
 class Blocks(Struct, frozen=True, array_like=True):

@@ -110,7 +110,7 @@ class DictPool:
     def abort_put(self, landing: LandingId) -> None:
         self.free += [page for _, page in self.puts.pop(landing, {}).values()]
 
-    def open_read(self, namespace: bytes, keys: Sequence[BlockKey]) -> ReadGrant:
+    def open_read(self, namespace: bytes, keys: Sequence[BlockKey], patience_s: float = 0.0) -> ReadGrant:
         run = list(
             itertools.takewhile(lambda held: held is not None, (self.held.get((namespace, k)) for k in keys))
         )
