@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes.cluster import Cluster, cluster
+from shared.protocol.ids import Role
+from tests.support.processes.cluster import Cluster, Fields, cluster
 from tests.support.until import until
 
 REQUESTS = 32
@@ -27,16 +28,16 @@ def prompt(number: int) -> list[int]:
     return prefix + [97 + number // 26, 97 + number % 26] + [97 + i % 26 for i in range(TAIL_TOKENS - 2)]
 
 
-async def ask(http: httpx.AsyncClient, number: int) -> dict[str, Any]:
-    body = {"model": "toy", "prompt": prompt(number), "max_tokens": 4, "ignore_eos": True}
+async def ask(http: httpx.AsyncClient, number: int, model: str) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt(number), "max_tokens": 4, "ignore_eos": True}
     answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-async def ask_together(house: Cluster) -> list[dict[str, Any]]:
-    async with httpx.AsyncClient(base_url=house.url, timeout=60.0, trust_env=False) as http:
-        return list(await asyncio.gather(*(ask(http, number) for number in range(REQUESTS))))
+async def ask_together(house: Cluster, model: str = "toy", timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient(base_url=house.url, timeout=timeout_s, trust_env=False) as http:
+        return list(await asyncio.gather(*(ask(http, number, model) for number in range(REQUESTS))))
 
 
 def computed(house: Cluster) -> float:
@@ -72,3 +73,16 @@ async def test_who_waits_for_a_node_that_dies_computes_it(tmp_path: Path, node: 
         assert len(await asking) == REQUESTS
         house.start(node)
         house.wait_ready()
+
+
+@pytest.mark.real
+@pytest.mark.slow
+async def test_the_same_with_a_real_model(tmp_path: Path) -> None:
+    room = {"kv_bytes": 2 << 30}
+    fields: dict[Role, Fields] = {"prefill": room, "decode": room, "cache": {"pool_bytes": 1 << 30}}
+    real = "smollm2-135m"
+    with cluster(tmp_path, prefill=PREFILL_NODES, decode=2, model=real, fields=fields) as house:
+        await ask_together(house, real, timeout_s=400.0)
+        house.wait_idle()
+        ideal = PREFIX_TOKENS * PREFILL_NODES + TAIL_TOKENS * REQUESTS
+        assert REQUESTS * TAIL_TOKENS < computed(house) <= 1.3 * ideal
